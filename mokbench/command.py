@@ -1,0 +1,227 @@
+"""What the run and report commands do, step by step."""
+
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from mokbench import machine, report
+from mokbench.cells import expand
+from mokbench.config import Suite, load, parse
+from mokbench.errors import ConfigError, MokbenchError, ResultsError
+from mokbench.fabric import segments
+from mokbench.joined import JoinedStarter, Launcher, run_joined
+from mokbench.launch import WorkerPool
+from mokbench.plan import plan
+from mokbench.plan_table import plan_table
+from mokbench.progress import make_progress
+from mokbench.record import Record
+from mokbench.results import RunFolder, open_runs
+from mokbench.run_meta import RunMeta
+from mokbench.selection import select
+from mokbench.spawn import LocalStarter
+from mokbench.sweep import PoolFactory, Sweep, refusal
+from mokbench.systems import system_class
+from mokbench.workload import Cell
+
+RUNS_FOLDER = Path("results/runs")
+INTERRUPTED, FAILED, DONE = 130, 3, 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """The run command's arguments."""
+
+    config: Path | None
+    out: Path | None
+    resume: Path | None
+    rerun_failed: bool
+    only: tuple[str, ...]
+    dry_run: bool
+    quiet: bool
+    charts: bool
+
+
+def run_command(request: Request) -> int:
+    """Measure, or list what would be measured; returns the exit code."""
+    import os
+
+    launcher = Launcher.detect(os.environ)
+    if launcher is None or request.dry_run:
+        return _run(request, None, None)
+    return run_joined(launcher, lambda starter: _run(request, launcher, starter))
+
+
+def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | None) -> int:
+    suite = _load_suite(request)
+    cells = select(expand(suite, fabric=_fabric(suite)), request.only)
+    if request.dry_run:
+        Console().print(plan_table(plan(suite, cells, _workspace_bytes), refusal))
+        return DONE
+    segments.remove_stale()
+    folder = _open_folder(request, suite)
+    token = segments.new_token()
+
+    def make_pool(ranks: int) -> WorkerPool:
+        chosen = starter or LocalStarter(folder.path / "logs")
+        return WorkerPool(ranks, chosen, suite.measure.wait_bound_s, token)
+
+    try:
+        code = _measure(request, suite, cells, folder, make_pool, launcher)
+    finally:
+        segments.remove(token)
+    _conclude(request, folder)
+    return code
+
+
+def _measure(
+    request: Request,
+    suite: Suite,
+    cells: list[Cell],
+    folder: RunFolder,
+    make_pool: PoolFactory,
+    launcher: Launcher | None,
+) -> int:
+    """Run what is not yet stored, and say how the run ended in the folder and the exit code."""
+    done = folder.completed_ids(include_failed=not request.rerun_failed)
+    left = [cell for cell in cells if cell.id not in done]
+    try:
+        with make_progress(len(left), request.quiet) as progress:
+            max_ranks = launcher.ranks if launcher else None
+            Sweep(suite, folder, make_pool, progress, max_ranks).run(left)
+    except KeyboardInterrupt:
+        folder.finish("interrupted")
+        _say(f"interrupted; what was measured is stored. Go on: {_resume_line(folder)}")
+        return INTERRUPTED
+    except ResultsError as error:
+        folder.close()
+        _say(str(error))
+        return FAILED
+    except MokbenchError as error:
+        folder.finish("failed")
+        _say(f"error: {error}\nWhat was measured is stored. Go on: {_resume_line(folder)}")
+        return FAILED
+    wanted = {cell.id for cell in cells}
+    code = exit_code(suite, [r for r in folder.records() if r.id in wanted])
+    folder.finish("done" if code == DONE else "failed")
+    return code
+
+
+def exit_code(suite: Suite, records: list[Record]) -> int:
+    """0 when all is well; an unsupported row fails only if ``require:`` names its system."""
+    failed = any(record.status == "failed" for record in records)
+    missing = any(r.status == "unsupported" and r.system in suite.require for r in records)
+    return FAILED if failed or missing else DONE
+
+
+def _conclude(request: Request, folder: RunFolder) -> None:
+    """The report, the charts and, last, the folder."""
+    stored = RunFolder.open(folder.path)
+    if stored.records() and not request.quiet:
+        Console().print(report.table([stored]))
+    if stored.records() and request.charts:
+        _draw([stored], folder.path / "charts")
+    click.echo(str(folder.path))
+
+
+def report_command(
+    runs: tuple[str, ...], format_: str, charts: Path | None, no_charts: bool
+) -> None:
+    """Print a report of stored runs."""
+    import json
+
+    folders = open_runs(runs)
+    if format_ == "json":
+        click.echo(json.dumps(report.json_report(folders), indent=1))
+    elif format_ == "markdown":
+        click.echo(report.markdown(folders))
+    else:
+        Console().print(report.table(folders))
+        charts = charts or (None if no_charts else folders[0].path / "charts")
+    if charts is not None:
+        _draw(folders, charts)
+
+
+def _draw(folders: list[RunFolder], where: Path) -> None:
+    from mokbench.report import charts
+
+    try:
+        paths = charts.write(folders, where)
+    except OSError as error:
+        _say(f"no charts: {error}; name a folder that can be written with --charts")
+        return
+    if paths:
+        _say(f"charts: {where} ({len(paths)} files)")
+
+
+def _load_suite(request: Request) -> Suite:
+    if request.config is not None:
+        return load(request.config)
+    if request.resume is None:
+        raise ConfigError(["name a config, as in: mokbench run configs/quickstart.yaml"])
+    meta = RunFolder.open(request.resume).meta
+    return parse(meta.config_text, Path(str(meta.config.get("file", "config.yaml"))))
+
+
+def _open_folder(request: Request, suite: Suite) -> RunFolder:
+    here = machine.describe()
+    if request.resume is None:
+        if request.rerun_failed:
+            raise ConfigError(["--rerun-failed goes with --resume: it measures failed rows again"])
+        return RunFolder.create(request.out or _new_path(suite.name), _meta(request, suite, here))
+    if request.out is not None:
+        raise ConfigError(["--out and --resume both name the run folder: give one of them"])
+    folder = RunFolder.resume(request.resume, here)
+    if folder.meta.config_text != suite.text:
+        folder.close()
+        raise ConfigError(
+            [
+                f"{request.config}: differs from the config this run was started with; leave it "
+                f"out ({_resume_line(folder)}) or start a new run"
+            ]
+        )
+    return folder
+
+
+def _meta(request: Request, suite: Suite, here: machine.Machine) -> RunMeta:
+    return RunMeta(
+        name=suite.name,
+        config_text=suite.text,
+        config={"file": str(request.config)},
+        command=["mokbench", *sys.argv[1:]],
+        machine=here,
+        versions=machine.versions(),
+    )
+
+
+def _new_path(name: str) -> Path:
+    """results/runs/<config>-<time>; two runs within one second get different folders."""
+    path = RUNS_FOLDER / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
+
+
+def _fabric(suite: Suite) -> str:
+    """``auto`` is the host fabric: it is the only one that measures so far."""
+    return "cuda" if suite.fabric == "cuda" else "host"
+
+
+def _workspace_bytes(cell: Cell) -> int:
+    """All ranks' workspace of a cell that can run, 0 of one that cannot."""
+    if refusal(cell) is not None:
+        return 0
+    return cell.workload.ranks * system_class(cell.system).workspace_bytes(cell)
+
+
+def _resume_line(folder: RunFolder) -> str:
+    return f"mokbench run --resume {folder.path}"
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)

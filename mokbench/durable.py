@@ -1,0 +1,130 @@
+"""Files that survive a crash, a full disk and a second writer: whole new content or none."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from mokbench.errors import ResultsError
+
+# Some cluster file systems (Lustre without -o flock, old NFS) have no locks at all.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def append_line(path: Path, text: str) -> None:
+    """Append one line and sync it; on any error the file is cut back to what it held before.
+
+    A full disk (ENOSPC), a quota or RLIMIT_FSIZE (EFBIG) can accept part of a line: the cut back
+    is what keeps the lines before it readable. Raises OSError.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        whole = os.fstat(descriptor).st_size
+        try:
+            _write_all(descriptor, text.encode() + b"\n")
+            os.fsync(descriptor)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, whole)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write ``path`` as a whole: a reader sees the old content or the new. Raises OSError."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            _write_all(descriptor, content)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+    _sync_folder(path.parent)
+
+
+def whole_lines(path: Path) -> tuple[list[bytes], int]:
+    """Lines of ``path`` that were ended, and the bytes of the torn one behind them (0: none)."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return [], 0
+    end = content.rfind(b"\n") + 1
+    return content[:end].splitlines(), len(content) - end
+
+
+def cut_torn_line(path: Path) -> int:
+    """Remove a last line that a crash left without its end; returns the bytes removed."""
+    torn = whole_lines(path)[1]
+    if torn:
+        os.truncate(path, path.stat().st_size - torn)
+    return torn
+
+
+class Lock:
+    """The right to write one folder, held through a lock file until release or process death."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the lock. Raises ResultsError when another process or object holds it."""
+        path = folder / ".lock"
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._descriptor, 100, 0).decode(errors="replace").strip()
+            if error.errno in _NO_LOCKS:
+                warnings.warn(
+                    f"{folder}: this file system has no locks; do not write one run folder "
+                    "from two processes",
+                    stacklevel=3,
+                )
+                return
+            os.close(self._descriptor)
+            raise ResultsError(
+                f"{folder}: another mokbench process ({holder or 'pid unknown'}) is writing this "
+                "run; wait for it to end, or use another --out"
+            ) from error
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"pid {os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let others write; calling it again does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+@contextlib.contextmanager
+def as_results_error(path: Path, doing: str, advice: str) -> Iterator[None]:
+    """Turn an OSError inside into a ResultsError that names the file, the cause and the way out."""
+    try:
+        yield
+    except OSError as error:
+        cause = error.strerror or str(error)
+        raise ResultsError(f"{path}: {doing} failed: {cause}; {advice}") from error
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    # A rename is durable only once its folder is; file systems that cannot sync one are let be.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,1 @@
+"""How a rank reaches its peers: host (POSIX shared memory) so far."""

@@ -1,0 +1,45 @@
+"""Names of shared-memory segments, and the removal of those a killed run left behind.
+
+A segment's name exists only while its ranks attach to it (milliseconds). A run that is killed with
+SIGKILL just then leaves the name; the next run removes it.
+"""
+
+import os
+import secrets
+from pathlib import Path
+
+SHM_PREFIX = "mokbench-"
+# Where Linux shows POSIX shared memory; elsewhere names cannot be listed and nothing is swept.
+_SHM_FOLDER = Path("/dev/shm")
+
+
+def new_token() -> str:
+    """Token for one command's segments: its process id tells later runs whether it is alive."""
+    return f"{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def remove(token: str) -> None:
+    """Remove what is left of this command's segments."""
+    for path in _SHM_FOLDER.glob(f"{SHM_PREFIX}{token}-*"):
+        path.unlink(missing_ok=True)
+
+
+def remove_stale() -> None:
+    """Remove segments whose command is no longer alive."""
+    for path in _SHM_FOLDER.glob(f"{SHM_PREFIX}*-*-*"):
+        pid = path.name.removeprefix(SHM_PREFIX).split("-")[0]
+        if pid.isdigit() and not _is_alive(int(pid)):
+            try:
+                path.unlink(missing_ok=True)
+            except PermissionError:
+                continue
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,112 @@
+"""The figures that rows carry, and the rule that only finite numbers are stored."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+Status = Literal["ok", "unsupported", "failed"]
+Fabric = Literal["host", "cuda"]
+Link = Literal["none", "shm", "tcp", "hbm", "pcie", "nvlink", "mnnvl", "rdma"]
+
+
+class Figures(BaseModel):
+    """Base of all stored objects: unknown names are errors, values are frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class StepTime(Figures):
+    """Step time in us over ``n`` iterations, each the maximum over ranks; 95 % interval or null."""
+
+    median: float
+    p95: float
+    min: float
+    ci_low: float | None
+    ci_high: float | None
+    n: int
+
+
+class Imbalance(Figures):
+    """How uneven the routed rows are; ``empty_experts`` is a share, 1 is perfect for the ratios."""
+
+    expert_max_over_mean: float | None
+    rank_max_over_mean: float | None
+    pair_max_over_mean: float | None
+    cv: float | None
+    gini: float | None
+    empty_experts: float | None
+
+
+class Quantity(Figures):
+    """One signaling figure in us over ``n`` rounds; the interval is that of the median."""
+
+    median: float
+    p99: float
+    ci_low: float | None
+    ci_high: float | None
+    n: int
+
+
+class Traffic(Figures):
+    """Off-rank bytes of one step by phase, summed over ranks: useful once per (token, rank)."""
+
+    dispatch_useful_bytes: int
+    dispatch_wire_bytes: int
+    combine_useful_bytes: int
+    combine_wire_bytes: int
+
+
+class Failure(Figures):
+    """Why a row failed: the rank at fault, the kind of failure and the protocol's fault record."""
+
+    rank: int | None = None
+    kind: str
+    text: str
+    fault: dict[str, Any] | None = None
+
+
+class SignalPoint(Figures):
+    """Signaling among ``ranks`` ranks; quantities are keyed ``signal_ready_us.pull`` and so on."""
+
+    ranks: int
+    fabric: Fabric
+    link: Link
+    oversubscribed: bool = False
+    quantities: dict[str, Quantity]
+
+
+def finite(value: Any, path: str, notes: list[str]) -> Any:
+    """Plain Python form of ``value``; nan and infinities become null, each with a note.
+
+    A list that holds one becomes empty: a null inside would shift what its neighbours mean.
+    """
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    elif isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, float) and not math.isfinite(value):
+        notes.append(f"{path} was {value}: stored as null")
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item, f"{path}.{key}", notes) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        if all(type(item) in (int, str) for item in value):
+            return list(value)
+        before = len(notes)
+        items = [finite(item, f"{path}[{i}]", notes) for i, item in enumerate(value)]
+        return [] if len(notes) > before else items
+    return value
+
+
+def first_problem(error: Exception) -> str:
+    """Put an error that may have many lines into one."""
+    if isinstance(error, ValidationError):
+        problem = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, problem['loc'])) or 'row'}: {problem['msg']}"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,96 @@
+"""The GPUs as NVML tells them; a machine without a driver has none, and nothing here raises."""
+
+import contextlib
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """GPUs of this machine. ``model`` joins the names where they differ; ``note`` says what failed.
+
+    ``topology`` reads ``nvlink 18 links a GPU`` or ``pcie``, with the pairs' common ancestors.
+    """
+
+    count: int = 0
+    model: str | None = None
+    driver: str | None = None
+    topology: str | None = None
+    memory_bytes: int | None = None
+    uuids: tuple[str, ...] = ()
+    note: str | None = None
+
+
+def read_gpus() -> Gpus:
+    """Ask NVML about all GPUs of this machine, whatever CUDA_VISIBLE_DEVICES says."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Gpus(note=f"no GPU: NVML: {error}")
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        names = Counter(_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+        return Gpus(
+            count=len(handles),
+            model=" + ".join(sorted(names)) or None,
+            driver=_text(pynvml.nvmlSystemGetDriverVersion()),
+            topology=_topology(handles),
+            memory_bytes=_memory(handles),
+            uuids=tuple(_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles),
+        )
+    except pynvml.NVMLError as error:
+        return Gpus(note=f"GPUs not readable: NVML: {error}")
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _memory(handles: list[Any]) -> int | None:
+    try:
+        return min((int(pynvml.nvmlDeviceGetMemoryInfo(h).total) for h in handles), default=None)
+    except pynvml.NVMLError:
+        return None
+
+
+def _topology(handles: list[Any]) -> str | None:
+    """How the GPUs reach one another: NVLinks that are up, and each pair's common PCIe ancestor."""
+    if len(handles) < 2:
+        return None
+    links = sorted({_active_links(handle) for handle in handles})
+    up = f"nvlink {'-'.join(map(str, links))} links a GPU" if links[-1] else "no nvlink"
+    try:
+        levels = {
+            int(pynvml.nvmlDeviceGetTopologyCommonAncestor(a, b))
+            for i, a in enumerate(handles)
+            for b in handles[i + 1 :]
+        }
+    except pynvml.NVMLError as error:
+        return f"{up}, pcie unavailable: {error}"
+    return f"{up}, pcie {' '.join(_LEVELS.get(level, str(level)) for level in sorted(levels))}"
+
+
+def _active_links(handle: Any) -> int:
+    active = 0
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            active += int(pynvml.nvmlDeviceGetNvLinkState(handle, link))
+        except pynvml.NVMLError:  # past the last link of this GPU, or no NVLink at all
+            break
+    return active
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+_LEVELS = {
+    int(pynvml.NVML_TOPOLOGY_INTERNAL): "same board",
+    int(pynvml.NVML_TOPOLOGY_SINGLE): "one switch",
+    int(pynvml.NVML_TOPOLOGY_MULTIPLE): "several switches",
+    int(pynvml.NVML_TOPOLOGY_HOSTBRIDGE): "host bridge",
+    int(pynvml.NVML_TOPOLOGY_NODE): "one NUMA node",
+    int(pynvml.NVML_TOPOLOGY_SYSTEM): "across NUMA nodes",
+}

@@ -1,0 +1,1 @@
+"""Measuring tricks, each a small thing with one reason to exist."""

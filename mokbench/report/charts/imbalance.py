@@ -1,0 +1,81 @@
+"""Rows per expert, one panel per routing: which experts and ranks are hot."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from mokbench.record import Record
+from mokbench.report import units, wording
+from mokbench.report.charts.style import SHADES, panels
+from mokbench.report.rows import Rows, Workload
+
+MAX_FIGURES = 8
+MAX_PANELS = 9
+
+
+def figures(rows: Rows) -> Iterator[tuple[str, Figure]]:
+    """Yield (file stem, figure) for each shape, from the rows with its largest token count."""
+    groups: dict[Workload, dict[tuple[int, str], Record]] = {}
+    for row in rows.rows:
+        record = row.record
+        if record.expert_counts:
+            shape = Workload.of(record)._replace(
+                fabric="", dtype="", pass_="", tokens_per_rank=0, routing=""
+            )
+            groups.setdefault(shape, {}).setdefault(
+                (record.tokens_per_rank, record.routing), record
+            )
+    for place, (work, found) in enumerate(groups.items()):
+        if place == MAX_FIGURES:
+            return
+        more = len(groups) - MAX_FIGURES
+        notes = [f"{more} more shapes have no chart."] if more > 0 else []
+        yield f"imbalance-{work.model}-r{work.ranks}", _figure(work, found, notes)
+
+
+def _figure(work: Workload, found: dict[tuple[int, str], Record], notes: list[str]) -> Figure:
+    tokens = max(count for count, _ in found)
+    records = [record for (count, _), record in found.items() if count == tokens]
+    others = sorted({count for count, _ in found} - {tokens})
+    notes = [
+        "Routed row: one (token, k). Line: mean. Shades: experts of one rank, then of the next.",
+        *notes,
+    ]
+    if others:
+        notes.append(f"Left out: {', '.join(map(str, others))} tokens/rank, same generators.")
+    if len(records) > MAX_PANELS:
+        notes.append(f"{len(records) - MAX_PANELS} more routings left out.")
+    records = records[:MAX_PANELS]
+    title = f"{work.model}, {work.experts} experts, top {work.top_k}, {work.ranks} ranks"
+    figure, axes = panels(
+        len(records),
+        title=f"Rows per expert: {title}, {wording.tokens(tokens)}",
+        notes=notes,
+        size=(3.6, 2.5),
+    )
+    highest = max(max(record.expert_counts) for record in records)
+    for panel, record in zip(axes, records, strict=True):
+        _panel(panel, record)
+        panel.set_ylim(0, 1.05 * max(highest, 1))
+    return figure
+
+
+def _panel(panel: Axes, record: Record) -> None:
+    counts = np.array(record.expert_counts)
+    experts = np.arange(len(counts))
+    rank = experts * record.ranks // max(len(counts), 1)
+    colours = [SHADES[owner % 2] for owner in rank]
+    panel.bar(experts, counts, width=1.0 if len(counts) > 40 else 0.85, color=colours)
+    mean = float(counts.mean())
+    panel.axhline(mean, color="#D55E00", linewidth=1)
+    worst = units.quotient(counts.max() / mean) if mean else units.NOTHING
+    empty = 100 * np.count_nonzero(counts == 0) / len(counts)
+    panel.set_title(f"{record.routing}: max/mean {worst}, {empty:.0f} % empty", fontsize=9)
+    panel.set_xlabel("expert")
+    panel.set_ylabel("routed rows")
+    panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    panel.margins(x=0.02)
+    panel.grid(visible=False, axis="x")

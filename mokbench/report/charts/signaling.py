@@ -1,0 +1,106 @@
+"""Signaling against the number of ranks, with the fitted line where one holds."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mokbench.report import units, wording
+from mokbench.report.charts.style import from_zero_or_log, panels
+from mokbench.report.rows import Rows
+from mokbench.report.signaling import LEAST_COUNTS, LEAST_R2, Series, formula, series
+
+# Pull is MoK's way and push the baseline's, so each keeps its system's colour.
+_LOOK = {
+    "signal_hop_us": ("#000000", "v"),
+    "local_hop_us": ("#666666", "^"),
+    "signal_entry_us": ("#009E73", "D"),
+    "signal_ready_us.pull": ("#0072B2", "o"),
+    "signal_ready_us.push": ("#D55E00", "s"),
+    "signal_after_arrival_us.pull": ("#56B4E9", "P"),
+    "signal_after_arrival_us.push": ("#E69F00", "X"),
+}
+
+
+def figures(rows: Rows) -> Iterator[tuple[str, Figure]]:
+    """Yield (file stem, figure) for each run, fabric and link."""
+    groups: dict[tuple[str, str, str], list[Series]] = {}
+    for found in series(rows):
+        groups.setdefault((found.run, found.fabric, found.link), []).append(found)
+    for (run, fabric, link), members in groups.items():
+        where = f"{fabric} ({link})" + (f", {run}" if len(rows.runs) > 1 else "")
+        yield f"signaling-{fabric}-{link}", _figure(where, members, rows)
+
+
+def _figure(where: str, members: list[Series], rows: Rows) -> Figure:
+    fabric, link = members[0].fabric, members[0].link
+    notes = ["Points: median; thin lines up to p99."]
+    fitted = any(found.fit() for found in members)
+    if fitted:
+        notes.append(
+            "Lines: alpha + beta N through the medians; dotted where only the fit goes on."
+        )
+    else:
+        notes.append(
+            f"No fit: it needs {LEAST_COUNTS} rank counts, all with or all without a core for "
+            f"each rank, and r2 of {LEAST_R2}."
+        )
+    if any(found.oversubscribed for found in members):
+        cores = units.count(rows.machine.usable_cores, "core")
+        notes.append(f"Hollow: oversubscribed, more ranks than the {cores}; ranks wait for a turn.")
+    if fabric == "host":
+        notes.append(wording.HOST)
+    if link == "hbm":
+        notes.append(f"{wording.SHARED_GPU[0].upper()}{wording.SHARED_GPU[1:]}.")
+    figure, axes = panels(
+        1, title=f"Signaling against the number of ranks: {where}", notes=notes, size=(7.6, 4.2)
+    )
+    names = list(dict.fromkeys(found.name for found in members))
+    shown: set[str] = set()
+    for found in members:
+        place = names.index(found.name) - (len(names) - 1) / 2
+        _draw(axes[0], found, place, hidden=found.name in shown and found.fit() is None)
+        shown.add(found.name)
+    medians = [q.median for found in members for _, q in found.points]
+    p99 = [q.p99 for found in members for _, q in found.points]
+    _axes(axes[0], sorted({n for found in members for n, _ in found.points}), medians + p99)
+    return figure
+
+
+def _draw(panel: Axes, found: Series, place: float, hidden: bool) -> None:
+    colour, marker = _LOOK.get(found.name, ("#CC79A7", "*"))
+    counts = np.array([float(n) for n, _ in found.points])
+    median = np.array([quantity.median for _, quantity in found.points])
+    p99 = np.array([quantity.p99 for _, quantity in found.points])
+    fit, shift = found.fit(), 0.03 * place * counts.max() / 4
+    label = found.label
+    if fit is None:
+        panel.plot(counts + shift, median, color=colour, linewidth=0.6, alpha=0.5)
+    else:
+        label += f": {formula(fit)}"
+        inside = np.linspace(counts.min(), counts.max(), 50)
+        beyond = np.linspace(counts.max(), 2 * counts.max(), 50)
+        panel.plot(inside, fit.alpha + fit.beta * inside, color=colour, linewidth=1)
+        panel.plot(beyond, fit.alpha + fit.beta * beyond, color=colour, linewidth=1, linestyle=":")
+    # Series share their rank counts; a small shift keeps their bars apart.
+    panel.errorbar(
+        counts + shift,
+        median,
+        yerr=[np.zeros_like(median), np.maximum(p99 - median, 0)],
+        color=colour,
+        marker=marker,
+        markerfacecolor="white" if found.oversubscribed else colour,
+        markersize=5.5,
+        linestyle="none",
+        elinewidth=0.7,
+        label=None if hidden else label,
+    )
+
+
+def _axes(panel: Axes, counts: list[int], values: list[float]) -> None:
+    from_zero_or_log(panel, values)
+    panel.set_xticks(counts)
+    panel.set_xlabel("ranks N")
+    panel.set_ylabel("latency (us)")
+    panel.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))

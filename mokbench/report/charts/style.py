@@ -1,0 +1,116 @@
+"""How all charts look: colours that the colour-blind tell apart, marks, notes, files."""
+
+import io
+import re
+from collections.abc import Container, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from mokbench.durable import replace_file
+
+# Okabe and Ito's palette, without its yellow, which white paper swallows.
+_COLOURS = {
+    "mok": "#0072B2",
+    "push": "#D55E00",
+    "deepep": "#009E73",
+    "alltoall": "#CC79A7",
+    "local": "#000000",
+}
+_MARKERS = {"mok": "o", "push": "s", "deepep": "^", "alltoall": "D", "local": "v"}
+_SPARE = (("#56B4E9", "P"), ("#E69F00", "X"), ("#666666", "*"))
+SHADES = ("#0072B2", "#56B4E9")
+
+# rcParams; matplotlib types each key apart, a plain dict fits none of them.
+_LOOK: Any = {
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "axes.axisbelow": True,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mokbench",
+}
+_LINE_INCHES = 0.19
+_CHARACTERS_PER_INCH = 13.0
+
+
+def system_look(system: str, place: int = 0) -> tuple[str, str]:
+    """Colour and marker of a system; ``place`` tells unknown systems apart."""
+    if system in _COLOURS:
+        return _COLOURS[system], _MARKERS[system]
+    return _SPARE[place % len(_SPARE)]
+
+
+def panels(
+    count: int, *, title: str, notes: Sequence[str], size: tuple[float, float]
+) -> tuple[Figure, list[Axes]]:
+    """Make a figure of ``count`` panels, each of ``size`` inches, with a title and notes below.
+
+    The notes are where marks (oversubscribed, shared GPU) and what was left out are said.
+    """
+    columns = 2 if count == 4 else min(3, count)
+    rows = -(-count // columns)
+    width = max(6.0, columns * size[0])
+    lines = [part for note in notes for part in wrap(note, int(width * _CHARACTERS_PER_INCH))]
+    heading = wrap(title, int(width * 11.0))
+    top = 0.1 + 0.22 * len(heading)
+    bottom = 0.08 + _LINE_INCHES * len(lines)
+    height = rows * size[1] + top + bottom
+    with mpl.rc_context(_LOOK):
+        layout = ConstrainedLayoutEngine(rect=(0, bottom / height, 1, 1 - (top + bottom) / height))
+        figure = Figure(figsize=(width, height), layout=layout)
+        grid = figure.subplots(rows, columns, squeeze=False)
+    figure.text(0.01, 1 - 0.06 / height, "\n".join(heading), va="top", weight="bold", size=11)
+    figure.text(0.01, 0.05 / height, "\n".join(lines), va="bottom", size=8, color="#444444")
+    axes = list(grid.flat)
+    for spare in axes[count:]:
+        spare.set_axis_off()
+    return figure, axes[:count]
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Break text at spaces; a longer word stands alone."""
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + word
+    return lines
+
+
+def from_zero_or_log(axes: Axes, values: Sequence[float]) -> None:
+    """Scale y from zero, or by decades where the values differ more than eightfold."""
+    above = [value for value in values if value > 0]
+    if above and max(above) > 8 * min(above):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+    else:
+        axes.set_ylim(bottom=0)
+
+
+def save(figure: Figure, folder: Path, stem: str, taken: Container[Path]) -> list[Path]:
+    """Write a figure as PNG and SVG; a stem that is taken gets a number. Raises OSError."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.")[:120]
+    number = 1
+    while folder / f"{_numbered(stem, number)}.png" in taken:
+        number += 1
+    files = []
+    with mpl.rc_context(_LOOK):
+        for kind in ("png", "svg"):
+            buffer = io.BytesIO()
+            metadata = {"Date": None} if kind == "svg" else None
+            figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
+            files.append(folder / f"{_numbered(stem, number)}.{kind}")
+            replace_file(files[-1], buffer.getvalue())
+    return files
+
+
+def _numbered(stem: str, number: int) -> str:
+    return stem if number == 1 else f"{stem}-{number}"

@@ -1,0 +1,120 @@
+"""What a report consists of, section by section, and the markdown form of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from mokbench.report import wording
+from mokbench.report.rows import Rows
+from mokbench.report.signaling import min_step_table, signaling_tables
+from mokbench.report.tables import (
+    Table,
+    note_counts,
+    problem_table,
+    slowdown_tables,
+    uncompared,
+    workload_tables,
+)
+
+_MAX_NOTES = 10
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, lines of text, then tables."""
+
+    title: str
+    lines: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+
+def sections(rows: Rows) -> list[Section]:
+    """Build the whole report; sections without content are left out."""
+    steps = workload_tables(rows)
+    found = [
+        Section("", (*wording.runs(rows), wording.machine(rows.machine), *_warnings(rows))),
+        Section("Step time", tables=tuple(steps)),
+        Section("Step time over that of balanced routing", tables=tuple(slowdown_tables(rows))),
+        Section("Signaling", tables=tuple(_signaling(rows))),
+        Section("Reading the figures", tuple(_legend(steps))),
+        Section("Not measured", tables=tuple(_problems(rows))),
+        Section("Notes", tuple(_notes(rows))),
+    ]
+    return [section for section in found if section.lines or section.tables]
+
+
+def markdown(rows: Rows, charts: Sequence[Path] = ()) -> str:
+    """Render the report as GitHub markdown; ``charts`` are shown as images at its end."""
+    parts = [f"# mokbench: {', '.join(dict.fromkeys(meta.name for _, meta in rows.runs))}"]
+    for section in sections(rows):
+        if section.title:
+            parts.append(f"## {section.title}")
+        if section.lines:
+            parts.append("\n".join(f"- {_escape(line)}" for line in section.lines))
+        for table in section.tables:
+            parts += _markdown_table(table)
+    if charts:
+        parts.append("## Charts")
+        parts += [f"![{path.stem}]({quote(path.as_posix())})" for path in charts]
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_table(table: Table) -> list[str]:
+    lines = [
+        "| " + " | ".join(_escape(column.title) for column in table.columns) + " |",
+        "|" + "|".join("---:" if column.right else "---" for column in table.columns) + "|",
+    ]
+    lines += ["| " + " | ".join(map(_escape, row)) + " |" for row in table.cells]
+    parts = [f"### {_escape(table.title)}", *map(_escape, table.about), "\n".join(lines)]
+    if table.sentences:
+        parts.append("\n".join(f"- {_escape(line)}" for line in table.sentences))
+    return parts
+
+
+def _escape(text: str) -> str:
+    for special in "\\|*_`<>[]~":
+        text = text.replace(special, f"\\{special}")
+    return text.replace("\n", " ")
+
+
+def _warnings(rows: Rows) -> list[str]:
+    """Collect what must be read before any figure."""
+    measured = [row.record for row in rows.rows if row.record.status == "ok"]
+    lines = [wording.HOST] if any(row.record.fabric == "host" for row in rows.rows) else []
+    lines += wording.marks(measured, rows.machine)
+    if not rows.rows:
+        lines.append("This run has no rows yet.")
+    elif not measured:
+        lines.append("No row was measured; below is why.")
+    lines += [text for text in (wording.unsettled(rows.rows), uncompared(rows)) if text]
+    return lines
+
+
+def _signaling(rows: Rows) -> list[Table]:
+    least = min_step_table(rows)
+    return signaling_tables(rows) + ([least] if least else [])
+
+
+def _legend(tables: Sequence[Table]) -> list[str]:
+    cells = [cell for table in tables for row in table.cells for cell in row]
+    titles = {column.title for table in tables for column in table.columns}
+    lines = []
+    if any(title.startswith("mok / row") for title in titles):
+        lines.append(wording.LEGEND)
+    if any(cell.startswith("~") for cell in cells):
+        lines.append(wording.LEGEND_SEPARATE)
+    if "redundancy" in titles:
+        lines.append(wording.LEGEND_BYTES)
+    return lines
+
+
+def _problems(rows: Rows) -> list[Table]:
+    found = (problem_table(rows, status) for status in ("failed", "unsupported"))
+    return [table for table in found if table is not None]
+
+
+def _notes(rows: Rows) -> list[str]:
+    notes = note_counts(rows)
+    left = len(notes) - _MAX_NOTES
+    return notes[:_MAX_NOTES] + ([f"{left} more notes: --format json has them"] if left > 0 else [])

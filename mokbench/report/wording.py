@@ -1,0 +1,180 @@
+"""Every sentence a report says about its figures, so that all formats say the same."""
+
+from collections.abc import Iterable, Sequence
+
+from mokbench.machine import Machine
+from mokbench.record import Record
+from mokbench.report import units
+from mokbench.report.comparison import Comparison
+from mokbench.report.rows import Row, Rows, Workload
+from mokbench.stats import interval_ranks
+
+SHARED_GPU = "ranks share one GPU; ratios do not predict NVLink"
+HOST = (
+    "Host fabric: a check of the protocol on shared memory. It compares mok with push only, "
+    "which share threads and matmul, and gives no performance verdict."
+)
+SEPARATE = "separate medians, not measured in turn"
+LEGEND = (
+    "mok / row: step time of mok over the row's (below 1: mok took less time), the median over "
+    "pairs of blocks measured in turn, with its 95 % interval."
+)
+LEGEND_SEPARATE = (
+    f"~: from {SEPARATE}; the interval takes both rows' at their worst, and drift is not in it."
+)
+LEGEND_BYTES = (
+    "wire: bytes of one step between ranks, summed over ranks; redundancy: wire over useful bytes, "
+    "which count each (token, rank) pair once."
+)
+
+
+def regime(record: Record) -> str:
+    """How passes followed one another: ``steady, graph``."""
+    return f"{record.regime}, graph" if record.graph else record.regime
+
+
+def workload(work: Workload, links: Iterable[str | None]) -> str:
+    """Title of a workload: model, load, routing, ranks, dtype, link."""
+    known = sorted({link for link in links if link not in (None, "none")} or {"no link"})
+    parts = [
+        work.model,
+        tokens(work.tokens_per_rank),
+        work.routing,
+        units.count(work.ranks, "rank"),
+        work.dtype,
+        f"{work.fabric} ({', '.join(map(str, known))})",
+    ]
+    if work.nodes > 1:
+        parts.insert(4, f"{work.nodes} nodes")
+    if work.placement != "contiguous":
+        parts.append(f"placement {work.placement}")
+    if work.pass_ != "forward":
+        parts.append(work.pass_)
+    if work.seed:
+        parts.append(f"seed {work.seed}")
+    return ", ".join(parts)
+
+
+def tokens(per_rank: int) -> str:
+    """``1 token/rank``, ``128 tokens/rank``."""
+    return f"{units.count(per_rank, 'token')}/rank"
+
+
+def imbalance(records: Iterable[Record]) -> str | None:
+    """Imbalance of a workload, from the first row that has it."""
+    found = next((r.imbalance for r in records if r.imbalance is not None), None)
+    if found is None:
+        return None
+    empty = found.empty_experts
+    return (
+        f"max/mean: expert {units.quotient(found.expert_max_over_mean)}, "
+        f"rank {units.quotient(found.rank_max_over_mean)}, "
+        f"pair {units.quotient(found.pair_max_over_mean)}; "
+        f"cv {units.quotient(found.cv)}, Gini {units.quotient(found.gini)}, empty "
+        + (units.NOTHING if empty is None else f"{100 * empty:.0f} %")
+    )
+
+
+def marks(records: Sequence[Record], machine: Machine) -> list[str]:
+    """Collect what must be said wherever these rows are shown."""
+    said = []
+    crowded = sorted({r.ranks for r in records if r.oversubscribed})
+    if crowded:
+        ranks = ", ".join(map(str, crowded))
+        cores = units.count(machine.usable_cores, "core")
+        said.append(f"oversubscribed host: {ranks} ranks on {cores}")
+    if any(shares_gpu(r) for r in records):
+        said.append(SHARED_GPU)
+    return said
+
+
+def shares_gpu(record: Record) -> bool:
+    """Whether ranks of this row ran on one GPU, so that the link was its memory."""
+    return record.ranks_per_gpu is not None and record.ranks_per_gpu > 1
+
+
+def sentence(found: Comparison) -> str:
+    """One sentence for one comparison; a verdict only where in-turn blocks support it."""
+    mok, other = found.mok.record, found.other.record
+    if mok.fabric == "host":
+        text = f"{mok.name} took {_ratio(found)} of the step time of {other.name}"
+    else:
+        text = f"{_verdict(found)}: {_ratio(found)} of the step time of {other.name}"
+    if mok.fabric != "host" and other.dispatch_us is not None and other.combine_us is not None:
+        text += (
+            f", which spends {units.number(other.dispatch_us)} us in dispatch and "
+            f"{units.number(other.combine_us)} us in combine"
+        )
+    if shares_gpu(mok):
+        text += f"; {SHARED_GPU}"
+    return f"{regime(mok)}: {text}."
+
+
+def _ratio(found: Comparison) -> str:
+    """Ratio, its interval, and what both rest on."""
+    ratio = found.ratio
+    interval = f" ({units.quotient(ratio.low)}-{units.quotient(ratio.high)})"
+    if found.basis == "separate":
+        return units.quotient(ratio.value) + interval * (ratio.low is not None) + f" [{SEPARATE}]"
+    if ratio.low is None:
+        needed = next(n for n in range(1, 100) if interval_ranks(n))
+        pairs = units.count(ratio.n, "block pair")
+        return f"{units.quotient(ratio.value)} [{pairs}; an interval needs {needed}]"
+    return units.quotient(ratio.value) + interval
+
+
+def _verdict(found: Comparison) -> str:
+    mok, other = found.mok.record.name, found.other.record.name
+    low, high = found.ratio.low, found.ratio.high
+    if found.basis == "separate" or low is None or high is None:
+        return f"too little for a verdict on {mok} and {other}"
+    if high < 1.0:
+        return f"{mok} is faster"
+    if low > 1.0:
+        return f"{mok} is slower"
+    return f"no difference shown between {mok} and {other}"
+
+
+def machine(found: Machine) -> str:
+    """One line on the machine."""
+    parts = []
+    if found.gpus:
+        parts += [f"{found.gpus} x {found.gpu}", f"driver {found.driver}"]
+        parts += [f"topology {found.topology}"] if found.topology else []
+    parts += [
+        f"{found.cpu}, {units.count(found.cores, 'core')} ({found.usable_cores} usable)",
+        units.size(found.memory_bytes),
+        f"virtualization {found.virtualization}",
+    ]
+    versions = {"CUDA": found.cuda, "torch": found.torch, "NCCL": found.nccl}
+    parts += [
+        f"{name} {text}" for name, text in {**versions, "DeepEP": found.deep_ep}.items() if text
+    ]
+    return f"{'; '.join(parts)}; machine key {found.key}"
+
+
+def runs(rows: Rows) -> list[str]:
+    """One line per run: its config, when it was made, how it ended, how many rows of each kind."""
+    lines = []
+    for name, meta in rows.runs:
+        own = [row for row in rows.rows if row.run == name]
+        tally = ", ".join(
+            f"{sum(row.record.status == status for row in own)} {status}"
+            for status in ("ok", "unsupported", "failed")
+        )
+        lines.append(f"{name}: config {meta.name}, {meta.created}, {meta.status}; rows: {tally}")
+    return lines
+
+
+def unsettled(rows: Sequence[Row]) -> str | None:
+    """How many rows stopped before their noise target, so that nobody reads them as settled."""
+    measured = [row.record for row in rows if row.record.step_time_us is not None]
+    early = [r for r in measured if r.stop_reason in ("time", "stable")]
+    if not early:
+        return None
+    worst = max((r.noise for r in early if r.noise is not None), default=None)
+    noise = "" if worst is None else f"; the worst has noise {100 * worst:.1f} %"
+    return (
+        f"{len(early)} of {units.count(len(measured), 'measured row')} stopped above the noise "
+        f"target ({sum(r.stop_reason == 'time' for r in early)} at the time limit){noise}."
+    )

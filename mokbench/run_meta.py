@@ -1,0 +1,46 @@
+"""What run.json holds, and how it is read."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from mokbench.errors import ResultsError
+from mokbench.figures import Figures, first_problem
+from mokbench.machine import Machine
+from mokbench.record import METHOD_VERSION, RECORD_VERSION, check_version
+
+RunStatus = Literal["running", "done", "failed", "interrupted"]
+
+
+class RunMeta(Figures):
+    """What run.json holds: what was asked, on which machine, with which versions."""
+
+    record_version: int = RECORD_VERSION
+    method_version: int = METHOD_VERSION
+    name: str
+    config_text: str = ""
+    config: dict[str, Any] = Field(default_factory=dict)
+    command: list[str] = Field(default_factory=list)
+    machine: Machine
+    versions: dict[str, str] = Field(default_factory=dict)
+    created: str = ""
+    finished: str | None = None
+    status: RunStatus = "running"
+
+
+def read_meta(path: Path) -> RunMeta:
+    """Read a run folder's description. Raises ResultsError when it is no run folder."""
+    file = path / "run.json"
+    if not file.is_file():
+        inside = sorted(child.parent.name for child in path.glob("*/run.json"))
+        hint = f"; it holds {len(inside)} runs: name one, or {path}/*" if inside else ""
+        what = "not a run folder (it has no run.json)" if path.is_dir() else "no such run folder"
+        raise ResultsError(f"{path}: {what}{hint}")
+    try:
+        data = json.loads(file.read_bytes())
+        check_version(f"{file}", data)
+        return RunMeta.model_validate(data)
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"{file}: not a run description: {first_problem(error)}") from error

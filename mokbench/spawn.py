@@ -1,0 +1,134 @@
+"""Ranks as child processes of this command."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from multiprocessing.connection import Listener
+from pathlib import Path
+from typing import IO, Any
+
+import mokbench
+
+_LOG_TAIL_LINES = 12
+
+
+def worker_environment() -> dict[str, str]:
+    """The environment of a worker: one thread a rank, gloo on the loopback interface.
+
+    Ranks are the parallelism here; a BLAS that starts its own threads would measure the scheduler.
+    """
+    environment = dict(os.environ)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        environment[name] = "1"
+    environment.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    environment.setdefault("PYTHONFAULTHANDLER", "1")
+    # A checkout that is not installed must be found by its workers too.
+    package_home = Path(mokbench.__file__).resolve().parents[1]
+    if package_home.name not in ("site-packages", "dist-packages"):
+        paths = [str(package_home), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return environment
+
+
+class WorkerProcess:
+    """One rank's process, in a session of its own so that Ctrl-C does not reach it."""
+
+    def __init__(self, spec: dict[str, Any], log_path: Path, environment: dict[str, str]) -> None:
+        self.log_path = log_path
+        with log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                # -P: the folder we happen to be in must not shadow the installed package.
+                [sys.executable, "-P", "-m", "mokbench.worker"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment,
+            )
+        self.pid = self._process.pid
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(json.dumps(spec).encode() + b"\n")
+            stdin.flush()
+        except BrokenPipeError:
+            pass  # it died at once; alive() and describe() tell
+        self._lifeline: IO[bytes] = stdin
+
+    def alive(self) -> bool:
+        """Whether the process still runs (a stopped one does)."""
+        return self._process.poll() is None
+
+    def describe(self) -> str:
+        """How it ended, and the end of its log."""
+        try:
+            code = self._process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return "its connection closed but it still runs"
+        how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        tail = "\n".join(lines[-_LOG_TAIL_LINES:])
+        return f"{how}; its log ends:\n{tail}" if tail and code > 0 else how
+
+    def kill(self) -> None:
+        """SIGKILL to its whole session, then reap; ends stopped processes too."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._lifeline.close()
+
+
+class LocalStarter:
+    """All ranks on this host, found through a socket and a file store in a private folder."""
+
+    def __init__(self, log_folder: Path) -> None:
+        self._log_folder = log_folder
+        self._folder = Path(tempfile.mkdtemp(prefix="mokbench-"))
+        self._processes: list[WorkerProcess] = []
+
+    def listen(self, authkey: bytes) -> Listener:
+        """See Starter; a socket in the private folder, so no port is taken."""
+        return Listener(self.address, family="AF_UNIX", authkey=authkey)
+
+    @property
+    def address(self) -> str:
+        """Path of the listener's socket."""
+        return str(self._folder / "socket")
+
+    def store(self, generation: int) -> dict[str, Any]:
+        """A fresh file: a store that a dead generation used holds stale keys."""
+        return {"kind": "file", "path": str(self._folder / f"store-{generation}")}
+
+    def start(self, specs: list[dict[str, Any]]) -> None:
+        """One process a spec, its output in the run folder's logs."""
+        self._log_folder.mkdir(parents=True, exist_ok=True)
+        environment = worker_environment()
+        for spec in specs:
+            log = self._log_folder / f"rank{spec['rank']}.log"
+            self._processes.append(WorkerProcess(spec, log, environment))
+
+    def alive(self, rank: int) -> bool:
+        """See Starter."""
+        return rank < len(self._processes) and self._processes[rank].alive()
+
+    def describe(self, rank: int) -> str:
+        """See Starter."""
+        return self._processes[rank].describe()
+
+    def kill(self) -> None:
+        """See Starter."""
+        for process in self._processes:
+            process.kill()
+        self._processes = []
+
+    def close(self) -> None:
+        """Remove the private folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,141 @@
+"""Systems under test: what each must offer, and where each one is found.
+
+A system is one class in one file of this package. The harness owns timing: a system never times
+itself, never prints, and never reads the configuration. See docs/add-a-system.md.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar, cast, runtime_checkable
+
+from mokbench import twin
+from mokbench.errors import UnsupportedError
+from mokbench.systems.options import SYSTEM_OPTIONS, SystemOptions
+from mokbench.workload import Cell, Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mokbench.fabric.host import HostFabric
+
+_CLASSES = {
+    "mok": "mokbench.systems.mok:Mok",
+    "push": "mokbench.systems.push:Push",
+    "deepep": "mokbench.systems.deepep:Deepep",
+    "alltoall": "mokbench.systems.alltoall:Alltoall",
+    "local": "mokbench.systems.local:Local",
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a system gets to prepare one workload on one rank.
+
+    ``w13`` is [local experts, 2 * intermediate, hidden] (gate rows, then up rows), ``w2`` is
+    [local experts, hidden, intermediate]; rank r holds experts [r * E / N, (r + 1) * E / N).
+    ``max_tokens`` is the largest token count of any rank.
+    """
+
+    workload: Workload
+    options: SystemOptions
+    rank: int
+    max_tokens: int
+    w13: "Tensor"
+    w2: "Tensor"
+    fabric: "HostFabric"
+
+    @property
+    def num_local_experts(self) -> int:
+        """Experts of each rank."""
+        return self.workload.model.experts // self.workload.ranks
+
+
+class System(Protocol):
+    """One system under test on one rank; constructed, prepared, run many times, closed.
+
+    ``deterministic`` systems must give the same bits twice. ``traffic`` says how often a token
+    crosses the link: "per_route" once per (token, expert), "per_rank" once per (token, rank),
+    None never. ``signal`` is the protocol whose signaling figures its rows carry.
+    """
+
+    name: ClassVar[str]
+    deterministic: ClassVar[bool]
+    traffic: ClassVar[str | None]
+    signal: ClassVar[str | None]
+
+    @staticmethod
+    def supports(cell: Cell) -> str | None:
+        """Why this cell cannot run here and what would help, or None. Cheap, no torch."""
+
+    @staticmethod
+    def workspace_bytes(cell: Cell) -> int:
+        """Bytes one rank allocates beyond weights, inputs and outputs; for the plan."""
+
+    def prepare(self, setup: Setup) -> None:
+        """Allocate for this workload; collective over all ranks. Raises MokbenchError."""
+
+    def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
+        """One layer pass, collective over all ranks.
+
+        x [T, hidden], topk_idx [T, top_k] int32 (-1 = masked), topk_weights [T, top_k] float32,
+        returns y [T, hidden] in x's dtype, valid until the next call.
+        """
+
+    def close(self) -> None:
+        """Free everything; also after a failed prepare or run."""
+
+
+@runtime_checkable
+class Phased(Protocol):
+    """A system that has its phases apart, so that dispatch and combine can be timed alone."""
+
+    def dispatch(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> None:
+        """Tokens to the ranks of their experts."""
+
+    def compute(self) -> None:
+        """Expert MLPs on what dispatch brought."""
+
+    def combine(self) -> "Tensor":
+        """Expert outputs back to their tokens' ranks, weighted and summed."""
+
+
+def system_class(name: str) -> type[System]:
+    """The class of a system; its file is imported now, its libraries when it needs them."""
+    module, _, attribute = _CLASSES[name].partition(":")
+    return cast(type[System], getattr(import_module(module), attribute))
+
+
+def options_of(cell: Cell) -> SystemOptions:
+    """The cell's options with the system's defaults filled in."""
+    return SYSTEM_OPTIONS[cell.system].model_validate(dict(cell.options))
+
+
+Options = TypeVar("Options", bound=SystemOptions)
+
+
+def expect_options(options: SystemOptions, kind: type[Options]) -> Options:
+    """``options`` as ``kind``: systems get their own options or it is a bug."""
+    assert isinstance(options, kind), f"{type(options).__name__} is not {kind.__name__}"
+    return options
+
+
+def host_only(cell: Cell, what: str) -> str | None:
+    """The reason for a cell on a fabric that ``what`` has no code for yet."""
+    if cell.fabric != "host":
+        return f"{what} runs on the host fabric only so far; set fabric: host"
+    if cell.graph:
+        return "CUDA graphs need the cuda fabric; the host fabric runs graph: false only"
+    return None
+
+
+def twin_only(cell: Cell, what: str) -> str | None:
+    """The reason for a cell of a system that is the host twin: one node, and the twin built."""
+    if cell.workload.nodes > 1:
+        return f"{what} reaches its peers' memory and needs all ranks on one node"
+    reason = host_only(cell, what)
+    if reason is None:
+        try:
+            twin.load_twin()
+        except UnsupportedError as error:
+            reason = str(error)
+    return reason

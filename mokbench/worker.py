@@ -1,0 +1,137 @@
+"""One rank: connects to the launcher, runs the groups it is sent, reports what happened.
+
+Started as ``python -P -m mokbench.worker`` with one JSON line on standard input. Standard input
+stays open as a lifeline: when the launcher dies, however it dies, the worker ends too.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Client, Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mokbench import twin
+from mokbench.config import MeasureOptions
+from mokbench.fabric.host import HostFabric, PeerLostError
+from mokbench.group import GroupRun
+from mokbench.layer import Layer
+from mokbench.measure.signaling import signal_samples
+from mokbench.workload import Cell, Workload
+
+# The layer of the cells and that of min_step; more would hold weights nobody needs.
+_MAX_LAYERS = 2
+
+
+class Worker:
+    """The rank's state across jobs."""
+
+    def __init__(self, fabric: HostFabric, connection: Connection) -> None:
+        self._fabric = fabric
+        self._connection = connection
+        self._layers: dict[Workload, Layer] = {}
+
+    def serve(self) -> None:
+        """Answer jobs until told to stop; a job that raises ends the worker."""
+        while (job := self._connection.recv())["kind"] != "stop":
+            try:
+                reply = self._signals() if job["kind"] == "signals" else self._cells(job)
+            except Exception as error:
+                self._connection.send(("failed", failure(error)))
+                # Peers may be mid-protocol, so nothing here can be trusted to close in order.
+                raise
+            self._connection.send(("done", reply))
+
+    def _signals(self) -> dict[str, Any] | None:
+        points = signal_samples(self._fabric)
+        return {"points": points} if self._fabric.rank == 0 else None
+
+    def _cells(self, job: dict[str, Any]) -> dict[str, Any] | None:
+        cells = [Cell.from_dict(cell) for cell in job["cells"]]
+        options = MeasureOptions.model_validate(job["measure"])
+        self._report(cells[0].id, "generate")
+        run = GroupRun(self._fabric, self._layer(cells[0].workload), options, self._report)
+        facts = run.workload_facts()
+        digests = self._fabric.gather(facts["routing_digest"])
+        if len(set(digests)) != 1:
+            raise RuntimeError(f"ranks generated different routings: {digests}")
+        results = run.run(cells)
+        return {"facts": facts, "results": results} if self._fabric.rank == 0 else None
+
+    def _layer(self, workload: Workload) -> Layer:
+        if workload not in self._layers:
+            while len(self._layers) >= _MAX_LAYERS:
+                self._layers.pop(next(iter(self._layers)))
+            self._layers[workload] = Layer.build(workload, self._fabric.rank)
+        return self._layers[workload]
+
+    def _report(self, cell_id: str, phase: str) -> None:
+        self._connection.send(("phase", cell_id, phase))
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    """What the launcher needs to name the rank at fault."""
+    kind, prefix = "error", ""
+    fault = None
+    if isinstance(error, twin.Fault):
+        kind, fault = "fault", dict(error.record)
+        prefix = f"rank {fault['rank']}: "
+    elif isinstance(error, PeerLostError):
+        kind = "peer"
+    text = str(error).removeprefix(prefix) or type(error).__name__
+    if kind == "error":
+        text = f"{type(error).__name__}: {text}"
+    return {"kind": kind, "text": text, "fault": fault, "traceback": traceback.format_exc()}
+
+
+def open_store(spec: dict[str, Any]) -> dist.Store:
+    """The rendezvous store of these workers: a file here, a TCP store under a launcher."""
+    if spec["store"]["kind"] == "file":
+        return dist.FileStore(spec["store"]["path"], spec["ranks"])
+    base = dist.TCPStore(spec["store"]["host"], spec["store"]["port"], is_master=False)
+    return dist.PrefixStore(spec["store"]["prefix"], base)
+
+
+def _end_with_launcher() -> None:
+    """Leave at once when standard input closes: a rank may be deep in a wait by then."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def main() -> None:
+    """Entry of one rank."""
+    # Ctrl-C reaches the launcher, which decides; a worker must not die half-way on its own.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    spec = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    address = spec["address"]
+    connection = Client(
+        tuple(address) if isinstance(address, list) else address,
+        authkey=bytes.fromhex(spec["authkey"]),
+    )
+    connection.send(("hello", spec["rank"], os.getpid()))
+    torch.set_num_threads(1)
+    try:
+        fabric = HostFabric(
+            spec["rank"], spec["ranks"], open_store(spec), spec["shm_token"], spec["wait_bound_s"]
+        )
+    except Exception as error:
+        connection.send(("failed", failure(error)))
+        raise
+    connection.send(("ready",))
+    Worker(fabric, connection).serve()
+    fabric.close()
+    connection.close()
+    # gloo's and torch's exit handlers have nothing left to do and can hang on a lost peer.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

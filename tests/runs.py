@@ -1,0 +1,103 @@
+"""Running the mokbench command in tests: a small sweep, its processes, what it leaves behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from mokbench.results import RunFolder
+
+SMALL = """\
+name: small
+ranks: {ranks}
+model: {{name: tiny, hidden: 64, intermediate: 64, experts: 8, top_k: 2}}
+systems: [mok, push, alltoall]
+sweep:
+  tokens_per_rank: [4, 32]
+  routing: [balanced, skewed]
+measure: {{regimes: [isolated], noise: 20%, blocks: 2, max_time: {max_time}, deadline: 20s,
+  wait_bound: 2s, signals: false, min_step: false}}
+"""
+NUM_CELLS = 12
+
+
+def write_config(folder: Path, ranks: int = 2, max_time: str = "100ms") -> Path:
+    path = folder / "small.yaml"
+    path.write_text(SMALL.format(ranks=ranks, max_time=max_time), encoding="utf-8")
+    return path
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-P", "-m", "mokbench", *map(str, arguments)]
+
+
+def mokbench(*arguments: str | Path, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=240, **options
+    )
+
+
+@contextmanager
+def started(*arguments: str | Path, **options) -> Iterator[subprocess.Popen]:
+    """The command in the background; killed with all it started when the test leaves."""
+    process = subprocess.Popen(
+        command(*arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+    try:
+        yield process
+    finally:
+        for each in [*worker_processes(process.pid), psutil.Process(process.pid)]:
+            if each.is_running():
+                each.kill()
+        process.communicate()
+
+
+def worker_processes(pid: int) -> list[psutil.Process]:
+    """The rank processes a command started, by rank."""
+    try:
+        children = psutil.Process(pid).children()
+    except psutil.NoSuchProcess:
+        return []
+    return [child for child in children if "mokbench.worker" in " ".join(child.cmdline())]
+
+
+def wait_for_rows(folder: Path, count: int, process: subprocess.Popen, seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    path = folder / "records.jsonl"
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert process.poll() is None, f"ended early: {process.communicate()}"
+        assert time.monotonic() < deadline, f"no {count} rows in {seconds} s"
+        time.sleep(0.02)
+
+
+def end(process: subprocess.Popen, seconds: float = 120) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=seconds)
+    return process.returncode, out, err
+
+
+def statuses(folder: Path) -> dict[str, str]:
+    return {record.id: record.status for record in RunFolder.open(folder).records()}
+
+
+def segments() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("mokbench-*")}
+
+
+def gone(processes: list[psutil.Process], seconds: float = 10) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    return not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def send(process: subprocess.Popen, number: signal.Signals) -> None:
+    os.kill(process.pid, number)

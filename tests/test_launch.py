@@ -1,0 +1,97 @@
+import sys
+
+import pytest
+
+from mokbench.joined import Launcher
+from mokbench.launch import Failure, GroupError, WorkerPool, at_fault
+from mokbench.spawn import LocalStarter, worker_environment
+
+
+def fault(rank: int, late_rank: int) -> Failure:
+    return Failure(rank, "fault", "waited in vain", {"rank": rank, "late_rank": late_rank})
+
+
+def test_a_death_explains_expired_waits():
+    died = Failure(2, "died", "died: killed by SIGKILL")
+    assert at_fault([fault(0, 2), fault(1, 0), died]) == died
+
+
+def test_an_own_error_explains_lost_peers():
+    error = Failure(1, "error", "raised ValueError")
+    assert at_fault([Failure(0, "peer", "saw a lost peer"), error]) == error
+
+
+def test_a_silent_rank_is_at_fault_and_its_witness_is_kept():
+    hung = Failure(3, "hung", "hung: no answer while others waited for it")
+    found = at_fault([fault(1, 0), fault(0, 3), hung])
+    assert (found.rank, found.kind) == (3, "hung")
+    assert "rank 0 waited in vain" in found.text
+    assert found.fault == {"rank": 0, "late_rank": 3}
+
+
+def test_expired_waits_are_followed_to_the_rank_nobody_explains():
+    # 0 waits for 1, 1 waits for 2, and 2 itself has no complaint: it finished, too late.
+    found = at_fault([fault(0, 1), fault(1, 2)])
+    assert (found.rank, found.kind) == (2, "late")
+    assert "rank 1 waited in vain" in found.text
+
+
+def test_a_cycle_of_waits_ends():
+    assert at_fault([fault(0, 1), fault(1, 0)]).rank in (0, 1)
+
+
+def test_a_wait_on_the_rank_itself_is_its_own_fault():
+    assert at_fault([fault(1, 1)]).rank == 1
+
+
+def torchrun(**changes: str) -> dict[str, str]:
+    environment = {
+        "TORCHELASTIC_RUN_ID": "x",
+        "RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    return environment | changes
+
+
+def test_torchrun_is_recognised():
+    found = Launcher.detect(torchrun())
+    assert found == Launcher("torchrun", 1, 4, 1, "localhost", 29500, True)
+    assert found.bind_host == "127.0.0.1"
+    assert Launcher.detect(torchrun(LOCAL_WORLD_SIZE="2")).nodes == 2
+
+
+def test_srun_is_recognised_but_a_batch_script_is_not():
+    batch = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+    assert Launcher.detect(batch) is None
+    step = batch | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}
+    assert Launcher.detect(step) == Launcher("srun", 3, 4, 1, "127.0.0.1", 20007, False)
+
+
+def test_srun_on_several_nodes_needs_a_master():
+    step = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_NODES": "2"}
+    with pytest.raises(Exception, match="set MASTER_ADDR"):
+        Launcher.detect(step)
+    found = Launcher.detect(step | {"MASTER_ADDR": "node1", "MASTER_PORT": "1234"})
+    assert (found.nodes, found.bind_host, found.master_port) == (2, "", 1234)
+
+
+def test_no_launcher():
+    assert Launcher.detect({}) is None
+
+
+def test_workers_get_one_thread_each(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    assert worker_environment()["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_worker_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    starter = LocalStarter(tmp_path / "logs")
+    pool = WorkerPool(2, starter, wait_bound_s=1.0, shm_token="test")
+    with pytest.raises(GroupError, match=r"rank [01] did not start: exit code 1"):
+        pool.start()
+    pool.stop()
