@@ -110,7 +110,7 @@ class MokRank:
     def stats(self) -> dict[str, float]:
         """Sums since the last call: pull_bytes, pull_copy_s, push_bytes, push_copy_s.
 
-        Rows of all ranks count, this rank's own included.
+        Rows of all ranks count, this rank's own included; copy_s is CPU time of the copying thread.
         """
 
     def reset(self) -> None:

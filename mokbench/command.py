@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from mokbench import machine, report
+from mokbench import machine, report, trace
 from mokbench.cells import expand
 from mokbench.config import Suite, load, parse
 from mokbench.errors import ConfigError, MokbenchError, ResultsError
@@ -58,6 +58,7 @@ def run_command(request: Request) -> int:
 def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | None) -> int:
     suite = _load_suite(request)
     cells = select(expand(suite, fabric=_fabric(suite)), request.only)
+    _check_traces(cells)
     if request.dry_run:
         Console().print(plan_table(plan(suite, cells, _workspace_bytes), refusal))
         return DONE
@@ -150,7 +151,7 @@ def _draw(folders: list[RunFolder], where: Path) -> None:
 
     try:
         paths = charts.write(folders, where)
-    except OSError as error:
+    except (OSError, ResultsError) as error:
         _say(f"no charts: {error}; name a folder that can be written with --charts")
         return
     if paths:
@@ -205,6 +206,23 @@ def _new_path(name: str) -> Path:
         number += 1
         candidate = path.with_name(f"{path.name}-{number}")
     return candidate
+
+
+def _check_traces(cells: list[Cell]) -> None:
+    """Read every trace once: a bad file is a bad config, not a failed row. Raises ConfigError."""
+    wanted = {
+        (spec.trace, spec.layer or 0, model.experts, model.top_k)
+        for spec, model in ((c.workload.routing, c.workload.model) for c in cells)
+        if spec.trace is not None
+    }
+    problems: list[str] = []
+    for path, layer, experts, top_k in sorted(wanted):
+        try:
+            trace.read(path, layer, experts, top_k)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
 
 
 def _fabric(suite: Suite) -> str:

@@ -70,12 +70,17 @@ class Failure(Figures):
 
 
 class SignalPoint(Figures):
-    """Signaling among ``ranks`` ranks; quantities are keyed ``signal_ready_us.pull`` and so on."""
+    """Signaling among ``ranks`` ranks; quantities are keyed ``signal_ready_us.pull`` and so on.
+
+    ``crowded`` names those whose threads (two a rank for "ready") were more than the cores even
+    where the ranks were not, so that a thread may have waited for its turn on a core.
+    """
 
     ranks: int
     fabric: Fabric
     link: Link
     oversubscribed: bool = False
+    crowded: list[str] = []
     quantities: dict[str, Quantity]
 
 

@@ -74,14 +74,16 @@ class RunFolder:
     def create(cls, path: str | Path, meta: RunMeta) -> Self:
         """Start a run in a new or empty folder. Raises ResultsError when it cannot be one."""
         path = Path(path)
-        if path.is_dir() and any(path.iterdir()):
+        advice = "give an --out that can be written and has free space"
+        with as_results_error(path, "reading the folder", advice):
+            taken = path.is_dir() and any(path.iterdir())
+        if taken:
             raise ResultsError(
                 f"{path}: the folder exists and is not empty; give another --out, or go on with "
                 f"the run in it: mokbench run --resume {path}"
             )
         if not path.is_dir() and (path.exists() or path.is_symlink()):
             raise ResultsError(f"{path}: is a file, not a folder; give another --out")
-        advice = "give an --out that can be written and has free space"
         with as_results_error(path, "making the run folder", advice):
             path.mkdir(parents=True, exist_ok=True)
             lock = Lock(path)
@@ -207,8 +209,10 @@ class RunFolder:
         """Store how the run ended and let go of the folder."""
         self._must_write()
         self.meta = self.meta.model_copy(update={"status": status, "finished": _now()})
-        self._write_meta()
-        self.close()
+        try:
+            self._write_meta()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Let go of the folder; the stored status stays as it is."""
@@ -253,8 +257,11 @@ def open_runs(patterns: Iterable[str | Path]) -> list[RunFolder]:
     for pattern in map(Path, patterns):
         found = [pattern]
         if not pattern.exists():
-            inside = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
-            found = sorted(path for path in inside if (path / "run.json").is_file())
+            try:
+                inside = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
+                found = sorted(path for path in inside if (path / "run.json").is_file())
+            except ValueError as error:
+                raise ResultsError(f"{pattern}: no path and no glob: {error}") from error
         if not found:
             raise ResultsError(f"{pattern}: no such run folder, and as a glob it matches none")
         paths.update(dict.fromkeys(path.resolve() for path in found))

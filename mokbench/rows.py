@@ -67,7 +67,7 @@ def measured_record(
         rejected_samples=0,
         block_us=result["block_us"],
         noise=stats.noise(result["block_us"]),
-        measured_s=result["measured_s"],
+        measured_s=result["measured_s"] + _phases_s(cell, result),
         oversubscribed=around.oversubscribed,
         timer_step_us=around.timer_step_us,
         signal_detail=detail,
@@ -103,6 +103,11 @@ def signal_points(
                 "fabric": fabric,
                 "link": link,
                 "oversubscribed": point["ranks"] > usable_cores,
+                "crowded": [
+                    name
+                    for name in point["samples"]
+                    if _num_threads(name, point["ranks"]) > usable_cores
+                ],
                 "quantities": {
                     name: stats.quantity(rounds) for name, rounds in point["samples"].items()
                 },
@@ -110,6 +115,13 @@ def signal_points(
         )
         for point in points
     ]
+
+
+def _num_threads(quantity: str, ranks: int) -> int:
+    """Threads that must run at once for a quantity: "ready" has an observer in every rank."""
+    if quantity in ("signal_hop_us", "local_hop_us"):
+        return 2
+    return ranks if quantity == "signal_entry_us" else 2 * ranks
 
 
 def _bytes(traffic: dict[str, Any], kind: str) -> int:
@@ -148,6 +160,11 @@ def _phase_fields(
             detail[f"{phase}_us"] = stats.quantity(result[f"{phase}_samples_us"])
             scalars[f"{phase}_us"] = detail[f"{phase}_us"].median
     return detail
+
+
+def _phases_s(cell: Cell, result: dict[str, Any]) -> float:
+    """Time spent on the phases; the isolated row carries them."""
+    return result.get("phases_s", 0.0) if cell.regime is Regime.ISOLATED else 0.0
 
 
 def _samples_frame(blocks: list[np.ndarray]) -> pd.DataFrame:

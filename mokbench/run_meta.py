@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from mokbench.durable import as_results_error
 from mokbench.errors import ResultsError
 from mokbench.figures import Figures, first_problem
 from mokbench.machine import Machine
@@ -33,7 +34,9 @@ class RunMeta(Figures):
 def read_meta(path: Path) -> RunMeta:
     """Read a run folder's description. Raises ResultsError when it is no run folder."""
     file = path / "run.json"
-    if not file.is_file():
+    with as_results_error(path, "reading", "make it readable"):
+        found = file.is_file()
+    if not found:
         inside = sorted(child.parent.name for child in path.glob("*/run.json"))
         hint = f"; it holds {len(inside)} runs: name one, or {path}/*" if inside else ""
         what = "not a run folder (it has no run.json)" if path.is_dir() else "no such run folder"

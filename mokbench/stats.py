@@ -166,7 +166,8 @@ class StopRule:
     """When a row has enough blocks. Pure: the same arguments give every rank the same answer.
 
     ``noise`` is the target for the relative half width of the median's interval; ``min_blocks``
-    the least number of blocks before the row may stop on its noise; ``max_time_s`` always ends it.
+    the least number of blocks before the row may stop; ``max_time_s`` then ends it, and twice that
+    ends it in any case.
     """
 
     noise: float
@@ -187,7 +188,10 @@ class StopRule:
                 at_the_end = now * math.sqrt(min(1.0, elapsed_s / self.max_time_s))
                 if at_the_end > self.noise:
                     return "stable"
-        return "time" if elapsed_s >= self.max_time_s else None
+        # A row whose blocks turned out slower than its warm-up may take twice the time before it
+        # has to go without an interval.
+        enough = len(block_us) >= self.min_blocks or elapsed_s >= 2 * self.max_time_s
+        return "time" if elapsed_s >= self.max_time_s and enough else None
 
     @staticmethod
     def _is_stable(block_us: Sequence[float]) -> bool:

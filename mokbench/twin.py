@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -70,12 +71,12 @@ def _candidates() -> Iterator[Path]:
     for entry in sys.path:
         folder = Path(entry or ".").resolve() / "mokbench"
         if folder != here and folder.is_dir():
-            yield from sorted(folder.glob("_twin*.so"))
+            yield from (folder / f"_twin{suffix}" for suffix in EXTENSION_SUFFIXES)
 
 
 def _load_file(path: Path) -> ModuleType | None:
-    """Import the file under the extension's name; None if it is for another Python or version."""
-    spec = importlib.util.spec_from_file_location(_NAME, path)
+    """Import the file, if it is there, under the extension's name; None for another version."""
+    spec = importlib.util.spec_from_file_location(_NAME, path) if path.is_file() else None
     if spec is None or spec.loader is None:
         return None
     try:
@@ -86,4 +87,5 @@ def _load_file(path: Path) -> ModuleType | None:
     if module.__version__ != __version__:
         return None
     sys.modules[_NAME] = module
+    sys.modules["mokbench"]._twin = module  # type: ignore[attr-defined]
     return module

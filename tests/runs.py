@@ -57,10 +57,11 @@ def started(*arguments: str | Path, **options) -> Iterator[subprocess.Popen]:
     try:
         yield process
     finally:
-        for each in [*worker_processes(process.pid), psutil.Process(process.pid)]:
-            if each.is_running():
-                each.kill()
-        process.communicate()
+        for worker in worker_processes(process.pid):
+            worker.kill()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def worker_processes(pid: int) -> list[psutil.Process]:
@@ -91,7 +92,7 @@ def statuses(folder: Path) -> dict[str, str]:
 
 
 def segments() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("mokbench-*")}
+    return {path.name for path in Path("/dev/shm").glob("mokbench-[0-9]*-*")}
 
 
 def gone(processes: list[psutil.Process], seconds: float = 10) -> bool:

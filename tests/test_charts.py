@@ -148,7 +148,7 @@ def test_signaling_draws_a_fit_only_over_one_kind_of_points(tmp_path: Path) -> N
     few = fake_run(tmp_path / "few", tokens=(16,), signals=(2, 3, 4))
     ((_, figure),) = figures(signaling, few)
     assert "No fit: it needs 3 rank counts" in words(figure)
-    assert "Hollow: oversubscribed, more ranks than the 2 cores" in words(figure)
+    assert "Hollow: oversubscribed, more threads than the 2 cores" in words(figure)
     assert wording.HOST in words(figure)
     assert not any(" N" in label for label in labels(figure))
     machine = fake_machine(cores=64, usable_cores=64)

@@ -86,7 +86,8 @@ if "mokbench.worker" in sys.orig_argv:
 def inject(folder, code: str) -> dict[str, str]:
     """An environment in which every worker runs ``code`` when it starts."""
     (folder / "sitecustomize.py").write_text(textwrap.dedent(code), encoding="utf-8")
-    return os.environ | {"PYTHONPATH": str(folder)}
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)}
 
 
 def test_a_raising_rank_fails_its_rows_only(tmp_path):

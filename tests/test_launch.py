@@ -2,8 +2,9 @@ import sys
 
 import pytest
 
+from mokbench.blame import Failure, at_fault
 from mokbench.joined import Launcher
-from mokbench.launch import Failure, GroupError, WorkerPool, at_fault
+from mokbench.launch import GroupError, WorkerPool
 from mokbench.spawn import LocalStarter, worker_environment
 
 

@@ -78,6 +78,18 @@ def test_rows_above_the_noise_target_are_counted(tmp_path: Path) -> None:
     assert line + "the worst has noise 7.3 %." in text_of([stored(tmp_path, rows)])
 
 
+def test_a_table_keeps_the_systems_of_one_regime_together(tmp_path: Path) -> None:
+    rows = [row(s, 10.0, regime=r) for s in ("mok", "push") for r in ("isolated", "steady")]
+    lines = [line.split()[:2] for line in text_of([stored(tmp_path, rows)]).splitlines()]
+    start = lines.index(["system", "regime"])
+    assert lines[start + 1 : start + 5] == [
+        ["mok", "isolated"],
+        ["push", "isolated"],
+        ["mok", "steady"],
+        ["push", "steady"],
+    ]
+
+
 def test_slowdown_over_balanced(tmp_path: Path) -> None:
     rows = [row("mok", 100.0), row("mok", 150.0, routing="extreme"), row("push", 9.0)]
     lines = text_of([stored(tmp_path, rows)]).splitlines()

@@ -237,3 +237,20 @@ def test_long_ids_fit_file_names(tmp_path: Path) -> None:
     (tmp_path / str(second.samples_file)).write_bytes(b"no parquet")
     with pytest.raises(ResultsError, match="cannot be read"):
         run.samples(second)
+
+
+def test_a_glob_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="glob"):
+        open_runs([tmp_path / "a**b"])
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(ResultsError, match="reading the folder failed: Permission denied"):
+        start(tmp_path)
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(ResultsError, match="reading failed: Permission denied"):
+        RunFolder.open(tmp_path)

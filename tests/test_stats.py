@@ -180,9 +180,13 @@ def test_stop_on_noise_only_after_the_least_blocks() -> None:
 
 def test_stop_at_the_time_limit_even_without_an_interval() -> None:
     rule = StopRule(noise=0.02, min_blocks=6, max_time_s=10)
-    assert rule.decide([100.0, 300.0], 9.9) is None
-    assert rule.decide([100.0, 300.0], 10.0) == "time"
-    assert rule.decide([], 10.0) == "time"
+    six = [100.0, 300.0] * 3
+    assert rule.decide(six, 9.9) is None
+    assert rule.decide(six, 10.0) == "time"
+    # Short of its least blocks a row gets twice the time, and no more.
+    assert rule.decide([100.0, 300.0], 19.9) is None
+    assert rule.decide([100.0, 300.0], 20.0) == "time"
+    assert rule.decide([], 20.0) == "time"
 
 
 def test_stop_when_the_spread_is_known_and_the_target_out_of_reach() -> None:

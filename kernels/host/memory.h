@@ -13,11 +13,15 @@
 
 namespace mokbench {
 
-inline u64 monotonic_ns() {
+inline u64 clock_ns(clockid_t clock) {
   timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);  // one clock for all processes of a host
+  clock_gettime(clock, &now);
   return static_cast<u64>(now.tv_sec) * 1000000000ull + static_cast<u64>(now.tv_nsec);
 }
+// One clock for all processes of a host.
+inline u64 monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
+// Copies are timed by it: on an oversubscribed host a preempted copy is no slower for that.
+inline u64 thread_cpu_ns() { return clock_ns(CLOCK_THREAD_CPUTIME_ID); }
 
 inline void sleep_ns(u64 duration_ns) {
   const timespec duration{static_cast<time_t>(duration_ns / 1000000000ull),
@@ -32,6 +36,7 @@ class HostMemory {
  public:
   // ~2 us of spinning: longer than a hop between cores, shorter than a context switch is worth.
   static constexpr u32 kNumSpins = 50;
+  static constexpr u64 kYieldNs = 50000;
 
   HostMemory(double max_delay_us, u64 seed)
       : max_delay_ns_(static_cast<u64>(max_delay_us * 1e3)), random_(seed * 2 + 1) {}
@@ -74,13 +79,14 @@ class HostMemory {
 #endif
   }
 
-  // Yields first; after a millisecond it sleeps too, so that waiting ranks leave an oversubscribed
-  // host to working ones. A sleep lengthens the wait by a sixteenth at most.
+  // Yields first, then sleeps: a thread that only yields still takes its fair share of a core, and
+  // on an oversubscribed host that is the share of the ranks that have work to do. A sleep
+  // lengthens the wait by an eighth at most.
   void relax(u64 waited_ns) {
-    if (waited_ns < 1000000) {
+    if (waited_ns < kYieldNs) {
       sched_yield();
     } else {
-      sleep_ns(waited_ns / 16 < 200000 ? waited_ns / 16 : 200000);
+      sleep_ns(waited_ns / 8 < 200000 ? waited_ns / 8 : 200000);
     }
   }
 

@@ -163,14 +163,14 @@ void MokRank::pull(Steps& steps, RoleState& state, u32 worker) {
     if (turn-- != 0) continue;
     turn = config_.pull_workers - 1;
     if (!steps.wait_ring_free(at)) return;
-    const u64 started_ns = state.memory.now_ns();
+    const u64 started_ns = thread_cpu_ns();
     char* slot = buffers_.x_ring + u64{at.slot} * config_.block_m * bytes;
     for (u32 row = 0; row < tile.num_rows; ++row) {
       const Route& route = schedule_.routes[tile.first_row + row];
       copy_row(slot + row * bytes, workspace_.at(route.source, layout_.x, route.token * bytes),
                bytes);
     }
-    state.copies.add(tile.num_rows * bytes, state.memory.now_ns() - started_ns);
+    state.copies.add(tile.num_rows * bytes, thread_cpu_ns() - started_ns);
     steps.raise_ring_ready(at, config_.block_m);
   }
 }
@@ -204,13 +204,13 @@ void MokRank::push_tile(Steps& steps, RoleState& state, const Tile& tile) {
   for (u32 row = 0; row < tile.num_rows;) {
     const u32 source = routes[row].source;
     const u32 first = row;
-    const u64 started_ns = state.memory.now_ns();
+    const u64 started_ns = thread_cpu_ns();
     for (; row < tile.num_rows && routes[row].source == source; ++row) {
       const u64 slot = u64{routes[row].token} * config_.top_k + routes[row].k;
       copy_row(workspace_.at(source, layout_.combine, slot * bytes), buffers_.y_tile + row * bytes,
                bytes);
     }
-    state.copies.add((row - first) * bytes, state.memory.now_ns() - started_ns);
+    state.copies.add((row - first) * bytes, thread_cpu_ns() - started_ns);
     steps.publish_returned(source, row - first);
   }
 }

@@ -96,9 +96,9 @@ void PushRank::push_rows(Steps& steps, const TokenBatch& batch) {
   const u64 parity_slot = u64{epoch_ % 2} * config_.num_ranks + workspace_.rank;
   for (u32 n = 0; n < config_.num_ranks; ++n) {
     const u32 destination = nth_peer(workspace_.rank, n, config_.num_ranks);
-    const u64 started_ns = memory_.now_ns();
+    const u64 started_ns = thread_cpu_ns();
     const u32 count = push_to(destination, batch);
-    stats_.push.add(count * row_bytes(config_), memory_.now_ns() - started_ns);
+    stats_.push.add(count * row_bytes(config_), thread_cpu_ns() - started_ns);
     num_sent_[destination] = count;
     copy_row(workspace_.at(destination, layout_.recv_count, parity_slot * sizeof(u32)), &count,
              sizeof(count));
@@ -166,7 +166,7 @@ bool PushRank::receive(Steps& steps) {
 
 void PushRank::sort_rows() {
   const u64 bytes = row_bytes(config_);
-  const u64 started_ns = memory_.now_ns();
+  const u64 started_ns = thread_cpu_ns();
   for (u64 row = 0; row < schedule_.routes.size(); ++row) {
     const Route& route = schedule_.routes[row];
     const u64 slot = u64{route.source} * config_.max_tokens + route.token;
@@ -175,7 +175,7 @@ void PushRank::sort_rows() {
     row_of_[(first_received_[route.source] + route.token) * config_.top_k + route.k] =
         static_cast<u32>(row);
   }
-  stats_.sort.add(schedule_.routes.size() * bytes, memory_.now_ns() - started_ns);
+  stats_.sort.add(schedule_.routes.size() * bytes, thread_cpu_ns() - started_ns);
 }
 
 void PushRank::push_partials(Steps& steps) {

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "core_pair.h"
 #include "schedule.h"
 
 namespace mokbench {
@@ -51,7 +52,11 @@ template <class Body, class Other>
 void SignalRank::measure_in_two_threads(Body body, Other other) {
   measure([&](RoleAgent& agent) {
     auto observer = workspace_.agent(observer_memory_, Role::kObserver, local_round_);
-    std::thread thread([&] { workspace_.guard(observer, [&] { other(observer); }); });
+    const CorePair cores;
+    std::thread thread([&] {
+      cores.join();
+      workspace_.guard(observer, [&] { other(observer); });
+    });
     workspace_.guard(agent, [&] { body(agent); });
     thread.join();
   });

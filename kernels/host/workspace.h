@@ -35,7 +35,7 @@ struct RankOptions {
 
 struct CopyStats {
   u64 bytes = 0;
-  u64 ns = 0;
+  u64 ns = 0;  // CPU time of the copying thread
   void add(u64 more_bytes, u64 more_ns) {
     bytes += more_bytes;
     ns += more_ns;

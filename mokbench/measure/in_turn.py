@@ -76,8 +76,13 @@ def _run_block(fabric: HostFabric, lane: Lane) -> None:
     lane.blocks.append(block)
     slowest_us = block[:, :, 1].max(axis=0)
     lane.block_us.append(float(np.median(slowest_us)))
-    passes = lane.iterations if lane.cell.regime is Regime.STEADY else 1
-    lane.measured_s += float(slowest_us.sum()) * passes / 1e6
+    lane.measured_s += _span_s(block, lane.iterations if lane.cell.regime is Regime.STEADY else 1)
+
+
+def _span_s(block: np.ndarray, passes: int) -> float:
+    """Time from the first rank's first start to the last rank's last stop, alignment in between."""
+    start, duration = block[:, :, 0], block[:, :, 1] * passes
+    return float((start + duration).max() - start.min()) / 1e6
 
 
 def rank_spread_us(blocks: list[np.ndarray]) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mokbench.fabric.host import HostFabric
+from mokbench.measure.cores import own_cores
 
 # A pair of ranks that must take turns on one core needs milliseconds a round: stop asking early.
 _ROUNDS = 400
@@ -59,6 +60,14 @@ def _rounds(fabric: HostFabric, kind: str, args: tuple[int, ...]) -> dict[str, l
 
 
 def _measure(
+    fabric: HostFabric, kind: str, rounds: int, args: tuple[int, ...]
+) -> dict[str, list[float]]:
+    ranks = 1 if kind == "local_hop" else 2 if kind == "hop" else args[0]
+    with own_cores(fabric.rank, ranks):
+        return _run_rounds(fabric, kind, rounds, args)
+
+
+def _run_rounds(
     fabric: HostFabric, kind: str, rounds: int, args: tuple[int, ...]
 ) -> dict[str, list[float]]:
     signal = fabric.signal

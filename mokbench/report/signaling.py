@@ -53,7 +53,8 @@ def series(rows: Rows) -> list[Series]:
     found: dict[tuple[str, str, str, str, bool], list[tuple[int, Quantity]]] = {}
     for run, point in rows.signals:
         for name, quantity in point.quantities.items():
-            key = (run, point.fabric, point.link, name, point.oversubscribed)
+            crowded = point.oversubscribed or name in point.crowded
+            key = (run, point.fabric, point.link, name, crowded)
             found.setdefault(key, []).append((point.ranks, quantity))
     order = list(LABELS)
     keys = sorted(found, key=lambda k: (*k[:3], order.index(k[3]) if k[3] in order else 99, k[3:]))
@@ -106,7 +107,7 @@ def _table(title: str, members: list[Series]) -> Table:
             )
             for label, by_count in cells.items()
         ),
-        sentences=("*: more ranks than cores; a rank may wait for its turn on one.",) * crowded,
+        sentences=("*: more threads than cores; one may wait for its turn on a core.",) * crowded,
     )
     return table.without_empty_columns()
 

@@ -81,6 +81,8 @@ def workload_tables(rows: Rows) -> list[Table]:
 
 def _workload_table(work: Workload, group: Sequence[Row], rows: Rows) -> Table:
     shown = [row for row in group if row.record.status != "unsupported"]
+    regimes = list(dict.fromkeys(wording.regime(row.record) for row in shown))
+    shown.sort(key=lambda row: regimes.index(wording.regime(row.record)))
     records = [row.record for row in shown]
     cells, sentences = [], []
     for row in shown:

@@ -42,6 +42,7 @@ def _figure(work: Workload, found: dict[tuple[int, str], Record], notes: list[st
     others = sorted({count for count, _ in found} - {tokens})
     notes = [
         "Routed row: one (token, k). Line: mean. Shades: experts of one rank, then of the next.",
+        "The routing alone, whatever the fabric and the system.",
         *notes,
     ]
     if others:

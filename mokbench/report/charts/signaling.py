@@ -48,7 +48,9 @@ def _figure(where: str, members: list[Series], rows: Rows) -> Figure:
         )
     if any(found.oversubscribed for found in members):
         cores = units.count(rows.machine.usable_cores, "core")
-        notes.append(f"Hollow: oversubscribed, more ranks than the {cores}; ranks wait for a turn.")
+        notes.append(
+            f"Hollow: oversubscribed, more threads than the {cores}; they wait for a turn."
+        )
     if fabric == "host":
         notes.append(wording.HOST)
     if link == "hbm":

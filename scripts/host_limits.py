@@ -1,0 +1,125 @@
+"""Measures what the host fabric promises: run from the repository root, writes a run folder.
+
+    python scripts/host_limits.py results/host
+
+leaves results/host/quickstart (an ordinary run folder) and results/host/limits.json: wall time and
+peak memory of the quickstart, harness overhead a row, copy rates of the twin beside memcpy, the
+signal hop, and the time to expand 10 000 cells; with machine, date, versions and command.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from mokbench import machine
+from mokbench.cells import expand
+from mokbench.config import parse
+from mokbench.results import RunFolder
+from mokbench.twin import load_twin
+
+QUICKSTART = "configs/quickstart.yaml"
+ROW_BYTES = (1024, 4096, 14336)
+# Larger than any cache level that could hold both ends.
+COPY_BYTES = 256 << 20
+MANY_CELLS = """\
+ranks: [1, 2, 4, 8]
+model: {hidden: 512, intermediate: 256, experts: 32, top_k: 4}
+systems: [mok, push, alltoall]
+dtype: [bf16, fp32]
+seed: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+sweep: {tokens_per_rank: [1, 2, 4, 8, 16, 32, 64], routing: [balanced, typical, skewed]}
+measure: {regimes: [isolated, steady]}
+"""
+
+
+class PeakMemory(threading.Thread):
+    """Highest sum of proportional set sizes of a process and all below it, in bytes."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._root = psutil.Process(pid)
+        self.peak_bytes = 0
+
+    def run(self) -> None:
+        """Sample until the process is gone."""
+        while self._root.is_running() and self._root.status() != psutil.STATUS_ZOMBIE:
+            total = 0
+            for process in [self._root, *self._root.children(recursive=True)]:
+                try:
+                    total += process.memory_full_info().pss
+                except psutil.Error:
+                    continue
+            self.peak_bytes = max(self.peak_bytes, total)
+            time.sleep(0.1)
+
+
+def quickstart(folder: Path) -> dict[str, Any]:
+    """Run the quickstart as a user would, and account for its time and memory."""
+    command = [sys.executable, "-P", "-m", "mokbench", "run", QUICKSTART, "--out", str(folder)]
+    start = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    memory = PeakMemory(process.pid)
+    memory.start()
+    code = process.wait()
+    wall_s = time.monotonic() - start
+    memory.join()
+    rows = [r for r in RunFolder.open(folder).records() if r.status == "ok"]
+    spent = sum((r.elapsed_s or 0) - (r.measured_s or 0) for r in rows)
+    return {
+        "exit_code": code,
+        "wall_s": round(wall_s, 2),
+        "rows_ok": len(rows),
+        "peak_memory_mib": round(memory.peak_bytes / (1 << 20), 1),
+        "overhead_s_per_row": round(spent / len(rows), 3),
+    }
+
+
+def copy_rates() -> dict[str, dict[str, float]]:
+    """GB/s by row size: memcpy and the twin's own pull and push copies, in turn."""
+    twin = load_twin()
+    rates: dict[str, dict[str, float]] = {}
+    for row_bytes in ROW_BYTES:
+        samples: dict[str, list[float]] = {"memcpy": [], "pull": [], "push": []}
+        for _ in range(5):
+            for kind, found in samples.items():
+                found += twin.copy_rate(kind, row_bytes, COPY_BYTES // row_bytes, 3)
+        rates[str(row_bytes)] = {kind: round(median(found), 2) for kind, found in samples.items()}
+    return rates
+
+
+def expansion() -> dict[str, float]:
+    """Time to parse, check and expand about 10 000 cells."""
+    start = time.perf_counter()
+    cells = expand(parse(MANY_CELLS))
+    return {"cells": len(cells), "seconds": round(time.perf_counter() - start, 3)}
+
+
+def main() -> None:
+    """Measure everything and write the summary."""
+    root = Path(sys.argv[1])
+    limits = {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": ["python", "scripts/host_limits.py", sys.argv[1]],
+        "machine": machine.describe().model_dump(mode="json"),
+        "versions": machine.versions(),
+        "copy_gb_per_s_by_row_bytes": copy_rates(),
+        "expansion": expansion(),
+        "quickstart": quickstart(root / "quickstart"),
+    }
+    points = RunFolder.open(root / "quickstart").signals()
+    hops = [p.quantities["signal_hop_us"] for p in points if "signal_hop_us" in p.quantities]
+    limits["signal_hop_us"] = hops[0].model_dump() if hops else None
+    (root / "limits.json").write_text(json.dumps(limits, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(limits, indent=1))
+
+
+if __name__ == "__main__":
+    main()
