@@ -3,6 +3,8 @@
 import errno
 import re
 import shutil
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -201,6 +203,27 @@ def test_rank_outlives_the_callers_memory_object(name):
     rank = make("mok", name)
     for _ in range(3):
         rank.run(**inputs())
+
+
+def test_python_ends_cleanly_with_ranks_still_open():
+    """Role threads keep a Python state after their first callback; one rank is part of a cycle."""
+    code = (
+        "import test_protocol_arguments as t, os\n"
+        "open_rank = t.make('mok', f'mokbench-test-{os.getpid()}')\n"
+        "open_rank.run(**t.inputs())\n"
+        "cycle = [t.make('mok', f'mokbench-test-{os.getpid()}')]\n"
+        "cycle.append(cycle); cycle[0].run(**t.inputs()); del cycle\n"
+        "t.make('mok', f'mokbench-test-{os.getpid()}').run(**t.inputs())\n"
+        "print('end')"
+    )
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {folders}\n{code}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
 def test_second_thread_is_refused(name):

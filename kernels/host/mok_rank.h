@@ -27,6 +27,8 @@ class MokRank {
   void run(const TokenBatch& batch, char* y);
   // After a fault, between two barriers of the caller.
   void reset();
+  // Ends the role threads; run() must not be called after it.
+  void stop() { team_.reset(); }
 
   struct Stats {
     CopyStats pull;

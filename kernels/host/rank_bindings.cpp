@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "array_checks.h"
@@ -23,10 +24,33 @@ namespace mokbench {
 
 namespace {
 
+// Keeps a role thread's Python state from its first callback to its end: making one takes 30 us,
+// more than many a callback. Threads that Python made have one already.
+class PythonThread {
+ public:
+  PythonThread() {
+    if (PyGILState_GetThisThreadState() != nullptr) return;
+    gil_ = PyGILState_Ensure();
+    state_ = PyEval_SaveThread();
+  }
+  ~PythonThread() {
+    if (state_ == nullptr) return;
+    PyEval_RestoreThread(state_);
+    PyGILState_Release(gil_);
+  }
+  PythonThread(const PythonThread&) = delete;
+
+ private:
+  PyThreadState* state_ = nullptr;
+  PyGILState_STATE gil_{};
+};
+
 // A GEMM that Python supplies; called by threads that do not hold the GIL.
 struct PythonGemm {
   nb::callable call;
   void operator()(u32 expert, u32 in_row, u32 out_row, u32 rows) const {
+    static thread_local const PythonThread thread;
+    (void)thread;
     const nb::gil_scoped_acquire gil;
     call(expert, in_row, out_row, rows);
   }
@@ -49,8 +73,13 @@ class Exclusive {
     const nb::gil_scoped_release release;
     return body(*rank_);
   }
+  // Role threads end without the GIL, for they take it; the GEMMs they called go with it.
   void close() {
     const Turn turn(busy_);
+    if constexpr (requires(Rank& rank) { rank.stop(); }) {
+      const nb::gil_scoped_release release;
+      if (rank_) rank_->stop();
+    }
     rank_.reset();
   }
 
@@ -69,6 +98,14 @@ class Exclusive {
   std::unique_ptr<Rank> rank_;
 };
 
+struct PyMokRank;
+
+// All that were not closed; guarded by the GIL. At exit their threads must end before Python does.
+std::set<PyMokRank*>& open_mok_ranks() {
+  static std::set<PyMokRank*> ranks;
+  return ranks;
+}
+
 struct PyMokRank {
   Config config;
   OutputArray x_ring, hidden_ring, y_tile;  // kept alive for the role threads
@@ -82,7 +119,15 @@ struct PyMokRank {
         hidden_ring(std::move(hidden)),
         y_tile(std::move(y)),
         rank(memory.mapping(), config, rank_idx, checked_buffers(), PythonGemm{std::move(gemm1)},
-             PythonGemm{std::move(gemm2)}, options) {}
+             PythonGemm{std::move(gemm2)}, options) {
+    open_mok_ranks().insert(this);
+  }
+  ~PyMokRank() { close(); }
+
+  void close() {
+    rank.close();
+    open_mok_ranks().erase(this);
+  }
 
   MokRank::Buffers checked_buffers() const {
     checked_rows("hidden_ring", hidden_ring, u64{config.hidden_ring_tiles} * config.block_m,
@@ -161,7 +206,17 @@ void bind_mok(nb::module_& m) {
              return result;
            })
       .def("reset", [](PyMokRank& self) { self.rank.use([](MokRank& rank) { rank.reset(); }); })
-      .def("close", [](PyMokRank& self) { self.rank.close(); });
+      .def("close", &PyMokRank::close);
+  const auto close_all = [] {
+    const auto ranks = open_mok_ranks();
+    for (PyMokRank* rank : ranks) {
+      try {
+        rank->close();
+      } catch (const std::runtime_error&) {  // a daemon thread is still in its run()
+      }
+    }
+  };
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function(close_all));
 }
 
 void bind_push(nb::module_& m) {

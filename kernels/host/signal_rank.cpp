@@ -52,7 +52,7 @@ template <class Body, class Other>
 void SignalRank::measure_in_two_threads(Body body, Other other) {
   measure([&](RoleAgent& agent) {
     auto observer = workspace_.agent(observer_memory_, Role::kObserver, local_round_);
-    const CorePair cores;
+    const CorePair cores(agent.rank, agent.num_ranks);
     std::thread thread([&] {
       cores.join();
       workspace_.guard(observer, [&] { other(observer); });

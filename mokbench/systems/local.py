@@ -74,6 +74,6 @@ def run_experts(
     y_slots = x.new_zeros(num_rows * top_k, x.shape[1])
     y_slots[routes] = y_rows
     y = torch.zeros(num_rows, x.shape[1], dtype=torch.float32)
-    for k, slots in enumerate(y_slots.view(num_rows, top_k, -1).unbind(1)):
+    for k, slots in enumerate(y_slots.view(num_rows, top_k, x.shape[1]).unbind(1)):
         y.addcmul_(slots.float(), topk_weights[:, k : k + 1])
     return y.to(x.dtype)
