@@ -11,7 +11,8 @@ from torch import Tensor
 from mokbench import metrics, reference
 from mokbench.config import MeasureOptions
 from mokbench.errors import MokbenchError
-from mokbench.fabric.host import HostFabric, PeerLostError
+from mokbench.fabric.group import PeerLostError
+from mokbench.fabric.host import HostFabric
 from mokbench.layer import Layer
 from mokbench.measure.in_turn import Lane, measure_in_turn, rank_spread_us
 from mokbench.measure.memory import PeakMemory

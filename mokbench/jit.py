@@ -132,7 +132,7 @@ def _compile(source: str, expression: str, arch: str) -> Cubin:
 
 
 def resources(log: str) -> Resources:
-    """Resources of the one kernel whose compile log this is. Raises CompileError without a report."""
+    """Resources of the one kernel in a compile log; raises CompileError without a report."""
     found = _USAGE.search(log)
     if found is None:
         raise CompileError(f"ptxas reported no resources:\n{log}")
@@ -147,7 +147,7 @@ def resources(log: str) -> Resources:
 
 
 def _read(path: Path) -> Cubin | None:
-    """A cached kernel; None when it is not there, or is not what was written (then it is remade)."""
+    """A cached kernel; None when it is not there or not whole, and is then made again."""
     try:
         about = json.loads(path.with_suffix(".json").read_bytes())
         code = path.read_bytes()

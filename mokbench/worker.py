@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from mokbench import twin
 from mokbench.config import MeasureOptions
-from mokbench.fabric.host import HostFabric, PeerLostError
+from mokbench.fabric.group import PeerLostError
+from mokbench.fabric.host import HostFabric
 from mokbench.group import GroupRun
 from mokbench.layer import Layer
 from mokbench.measure.signaling import signal_samples

@@ -42,10 +42,10 @@ def test_a_rank_killed_under_torchrun_fails_one_row(tmp_path):
     workers = rank_workers(process.pid)
     assert len(workers) == 2
     workers[1].kill()
-    process.communicate(timeout=240)
+    _, err = process.communicate(timeout=240)
     assert process.returncode != 0
     found = RunFolder.open(out).records()
-    assert len(found) == NUM_CELLS
+    assert len(found) == NUM_CELLS, err
     (failed,) = [record for record in found if record.status == "failed"]
     assert "died: killed by SIGKILL" in failed.reason
     assert gone(workers)
