@@ -52,12 +52,19 @@ class Starter(Protocol):
 
 
 class GroupError(RankError):
-    """A job failed; ``kind`` and ``cell_id`` say how and on which row."""
+    """A job failed; ``failure`` and ``cell_id`` say how and on which row.
+
+    ``cell_id`` is None when no rank had begun a row of the job.
+    """
 
     def __init__(self, failure: Failure, cell_id: str | None) -> None:
         super().__init__(f"rank {failure.rank} {failure.text}", failure.rank, failure.fault)
-        self.kind = failure.kind
+        self.failure = failure
         self.cell_id = cell_id
+
+
+class StartError(GroupError):
+    """The ranks could not be started: no row is at fault, and trying the next one is no use."""
 
 
 class WorkerPool:
@@ -96,7 +103,10 @@ class WorkerPool:
                 self._connections[connection.recv()[1]] = connection
             except (queue.Empty, EOFError):
                 self._check_start(deadline)
-        self._collect("ready", _START_DEADLINE_S, _START_DEADLINE_S, lambda *_: None)
+        try:
+            self._collect("ready", _START_DEADLINE_S, _START_DEADLINE_S, lambda *_: None)
+        except GroupError as error:
+            raise StartError(error.failure, None) from error
 
     def _accept(self, arrived: "queue.Queue[Connection]") -> None:
         """As many connections as ranks; strangers without the key are turned away."""
@@ -117,7 +127,7 @@ class WorkerPool:
             rank = (dead or missing)[0]
             text = f"did not start: {self._starter.describe(rank)}"
             self.kill()
-            raise GroupError(Failure(rank, "died", text), None)
+            raise StartError(Failure(rank, "died", text), None)
 
     def call(
         self,

@@ -38,9 +38,11 @@ def measured_record(
     **context: Any,
 ) -> tuple[Record, pd.DataFrame]:
     """The ok row of ``cell`` and its raw samples; ``context`` goes into the row as it is."""
-    samples = _samples_frame(result["blocks"])
-    slowest = samples.groupby(["block", "iteration"])["duration_us"].max()
-    step = stats.summarize(slowest, slowest.index.get_level_values("block"))
+    blocks: list[np.ndarray] = result["blocks"]
+    slowest = [block[:, :, 1].max(axis=0) for block in blocks]
+    step = stats.summarize(
+        np.concatenate(slowest), np.repeat(np.arange(len(blocks)), [len(s) for s in slowest])
+    )
     notes, traffic = [TWIN_NOTE], None
     if around.min_step_note:
         notes.append(around.min_step_note)
@@ -76,7 +78,7 @@ def measured_record(
         **checked_fields(facts, result),
         **context,
     )
-    return record, samples
+    return record, _samples_frame(blocks)
 
 
 def checked_fields(facts: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:

@@ -115,6 +115,11 @@ class LocalStarter:
             log = self._log_folder / f"rank{spec['rank']}.log"
             self._processes.append(WorkerProcess(spec, log, environment))
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids by rank."""
+        return [process.pid for process in self._processes]
+
     def alive(self, rank: int) -> bool:
         """See Starter."""
         return rank < len(self._processes) and self._processes[rank].alive()

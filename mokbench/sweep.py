@@ -11,7 +11,7 @@ from mokbench import routing
 from mokbench.config import MeasureOptions, Suite
 from mokbench.errors import MokbenchError
 from mokbench.figures import Failure, Quantity, SignalPoint
-from mokbench.launch import GroupError, WorkerPool
+from mokbench.launch import GroupError, StartError, WorkerPool
 from mokbench.machine import usable_cores
 from mokbench.progress import Progress
 from mokbench.record import Record
@@ -172,14 +172,13 @@ class Sweep:
                 reply = pool.call(
                     job, options.deadline_s, options.deadline_s * len(left), self.progress.phase
                 )
+            except StartError as error:
+                raise MokbenchError(f"the ranks do not start: {error}") from error
             except GroupError as error:
-                at_fault = next((c for c in left if c.id == error.cell_id), None)
-                if at_fault is None:
-                    raise MokbenchError(f"the ranks do not start: {error}") from error
-                text = str(error).removeprefix(f"rank {error.rank} ")
-                failure = Failure(rank=error.rank, kind=error.kind, text=text, fault=error.fault)
+                # A rank that died before the job's first row still has to show in some row.
+                at_fault = next((c for c in left if c.id == error.cell_id), left[0])
                 left.remove(at_fault)
-                yield at_fault, {}, failure
+                yield at_fault, {}, _stored(error)
                 continue
             for cell in left:
                 yield cell, reply["facts"], reply["results"][cell.id]
@@ -217,6 +216,12 @@ def refusal(cell: Cell, max_ranks: int | None = None) -> str | None:
         tokens_per_rank=work.tokens_per_rank,
     )
     return impossible or system_class(cell.system).supports(cell)
+
+
+def _stored(error: GroupError) -> Failure:
+    """The record's form of a failed job."""
+    failure = error.failure
+    return Failure(rank=failure.rank, kind=failure.kind, text=failure.text, fault=failure.fault)
 
 
 def _min_step_key(cell: Cell) -> tuple[Any, ...]:

@@ -58,7 +58,8 @@ class PeakMemory(threading.Thread):
                 except psutil.Error:
                     continue
             self.peak_bytes = max(self.peak_bytes, total)
-            time.sleep(0.1)
+            # Reading the sets takes milliseconds of a core that the ranks want.
+            time.sleep(1.0)
 
 
 def quickstart(folder: Path) -> dict[str, Any]:

@@ -1,10 +1,12 @@
+import os
+import signal
 import sys
 
 import pytest
 
 from mokbench.blame import Failure, at_fault
 from mokbench.joined import Launcher
-from mokbench.launch import GroupError, WorkerPool
+from mokbench.launch import GroupError, StartError, WorkerPool
 from mokbench.spawn import LocalStarter, worker_environment
 
 
@@ -93,6 +95,20 @@ def test_a_worker_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     starter = LocalStarter(tmp_path / "logs")
     pool = WorkerPool(2, starter, wait_bound_s=1.0, shm_token="test")
-    with pytest.raises(GroupError, match=r"rank [01] did not start: exit code 1"):
+    with pytest.raises(StartError, match=r"rank [01] did not start: exit code 1"):
         pool.start()
+    pool.stop()
+
+
+def test_a_rank_that_dies_between_jobs_is_named_and_the_next_job_runs(tmp_path):
+    starter = LocalStarter(tmp_path / "logs")
+    pool = WorkerPool(2, starter, wait_bound_s=2.0, shm_token="test-idle")
+    pool.start()
+    os.kill(starter.pids[1], signal.SIGKILL)
+    with pytest.raises(GroupError, match="rank 1 died: killed by SIGKILL") as caught:
+        pool.call({"kind": "signals"}, 60, 60)
+    assert not isinstance(caught.value, StartError)
+    assert caught.value.cell_id is None
+    reply = pool.call({"kind": "signals"}, 60, 60)
+    assert [point["ranks"] for point in reply["points"]] == [2]
     pool.stop()

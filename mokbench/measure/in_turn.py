@@ -16,7 +16,7 @@ from mokbench.stats import StopRule
 from mokbench.workload import Cell, Regime
 
 # Long enough that alignment and gathering are small beside it, short enough for many turns.
-_BLOCK_S = 0.05
+_BLOCK_S = 0.1
 _MAX_ITERATIONS = 500
 # A chain of fewer passes is mostly its first and last one.
 _MIN_CHAIN = 4
@@ -24,7 +24,10 @@ _MIN_CHAIN = 4
 
 @dataclass
 class Lane:
-    """One row being measured; a block is float64 [ranks, samples, 2] (start_us, duration_us)."""
+    """One row being measured; a block is float64 [ranks, samples, 2] (start_us, duration_us).
+
+    ``measured_s`` is the time inside blocks, ``warmup_s`` that of the passes before the first.
+    """
 
     cell: Cell
     step: Step
@@ -32,6 +35,7 @@ class Lane:
     blocks: list[np.ndarray] = field(default_factory=list)
     block_us: list[float] = field(default_factory=list)
     measured_s: float = 0.0
+    warmup_s: float = 0.0
     stop_reason: str | None = None
 
 
@@ -64,6 +68,7 @@ def measure_in_turn(
 def _choose_iterations(fabric: HostFabric, lane: Lane, rule: StopRule, warmup: int) -> int:
     """Passes per block from the warm-up, the same on all ranks."""
     samples = fabric.gather_samples(isolated_block(fabric, lane.step, max(1, warmup)))
+    lane.warmup_s = _span_s(samples.numpy(), passes=1)
     step_s = float(samples[:, :, 1].amax(dim=0).median()) / 1e6
     block_s = min(_BLOCK_S, rule.max_time_s / max(1, rule.min_blocks))
     floor = _MIN_CHAIN if lane.cell.regime is Regime.STEADY else 1

@@ -4,16 +4,14 @@ Each (token, rank) pair crosses once, with its expert ids and weights; the desti
 experts' outputs and sends one row back. Row counts go first, through the CPU.
 """
 
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from mokbench.systems import Setup, expect_options, host_only, options_of
-from mokbench.systems.expert_mlp import ExpertMlp
-from mokbench.systems.local import run_experts
 from mokbench.systems.options import AlltoallOptions
 from mokbench.workload import Cell
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Alltoall:
@@ -41,6 +39,8 @@ class Alltoall:
 
     def prepare(self, setup: Setup) -> None:
         """Weights only; the exchange allocates per pass, since counts are known only then."""
+        from mokbench.systems.expert_mlp import ExpertMlp
+
         options = expect_options(setup.options, AlltoallOptions)
         self._mlp = ExpertMlp(setup.w13, setup.w2, options.block_m)
         self._fabric = setup.fabric
@@ -48,14 +48,16 @@ class Alltoall:
         self._num_local = setup.num_local_experts
         self._first_expert = setup.rank * setup.num_local_experts
 
-    def run(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> Tensor:
+    def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
         """See System.run."""
         self.dispatch(x, topk_idx, topk_weights)
         self.compute()
         return self.combine()
 
-    def dispatch(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> None:
+    def dispatch(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> None:
         """Counts, then rows, expert ids and weights, grouped by destination rank."""
+        import torch
+
         self._shape, self._dtype = x.shape, x.dtype
         owner = torch.div(topk_idx, self._num_local, rounding_mode="floor")
         owner = torch.where(topk_idx < 0, -1, owner)
@@ -72,6 +74,8 @@ class Alltoall:
 
     def compute(self) -> None:
         """Local experts of every received row, summed per row."""
+        from mokbench.systems.expert_mlp import run_experts
+
         self._y = run_experts(
             self._mlp,
             self._x,
@@ -81,8 +85,10 @@ class Alltoall:
             self._num_local,
         )
 
-    def combine(self) -> Tensor:
+    def combine(self) -> "Tensor":
         """Partial sums back, added in fixed rank order in FP32."""
+        import torch
+
         partial = self._exchange(self._y, back=True)
         y = torch.zeros(self._shape, dtype=torch.float32)
         start = 0
@@ -92,8 +98,10 @@ class Alltoall:
             start += count
         return y.to(self._dtype)
 
-    def _exchange(self, rows: Tensor, back: bool) -> Tensor:
+    def _exchange(self, rows: "Tensor", back: bool) -> "Tensor":
         """all_to_all_single of whole rows as bytes: gloo has no bf16."""
+        import torch
+
         send, recv = self._send_counts, self._recv_counts
         if back:
             send, recv = recv, send

@@ -1,12 +1,13 @@
 """DeepEP (ElasticBuffer, legacy Buffer); its adapter needs the cuda fabric, so it only refuses."""
 
-from typing import ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from mokbench.errors import UnsupportedError
 from mokbench.systems import Setup
 from mokbench.workload import Cell
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _NEEDS_GPU = (
     "DeepEP moves tokens between NVIDIA GPUs; the host fabric has none. "
@@ -38,7 +39,7 @@ class Deepep:
         """Unreachable while ``supports`` refuses every cell."""
         raise UnsupportedError(_NEEDS_GPU)
 
-    def run(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> Tensor:
+    def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
         """Unreachable while ``supports`` refuses every cell."""
         raise UnsupportedError(_NEEDS_GPU)
 

@@ -58,3 +58,33 @@ def sort_by_expert(
     order = torch.argsort(experts, stable=True)
     counts = torch.bincount(experts, minlength=num_experts)
     return here[order], counts.tolist()
+
+
+def run_experts(
+    mlp: ExpertMlp,
+    x: Tensor,
+    topk_idx: Tensor,
+    topk_weights: Tensor,
+    first_expert: int,
+    num_experts: int,
+) -> Tensor:
+    """Weighted sum over the local experts of each row: y [rows, H] in x's dtype.
+
+    Routes to experts elsewhere, and masked ones, add nothing. The sum runs in fixed k order in
+    FP32, so it does not depend on the order in which experts ran.
+    """
+    num_rows, top_k = topk_idx.shape
+    routes, counts = sort_by_expert(topk_idx, first_expert, num_experts)
+    x_rows = x[torch.div(routes, top_k, rounding_mode="floor")]
+    y_rows = torch.empty_like(x_rows)
+    start = 0
+    for expert, count in enumerate(counts):
+        if count:
+            mlp.run(expert, x_rows[start : start + count], y_rows[start : start + count])
+            start += count
+    y_slots = x.new_zeros(num_rows * top_k, x.shape[1])
+    y_slots[routes] = y_rows
+    y = torch.zeros(num_rows, x.shape[1], dtype=torch.float32)
+    for k, slots in enumerate(y_slots.view(num_rows, top_k, x.shape[1]).unbind(1)):
+        y.addcmul_(slots.float(), topk_weights[:, k : k + 1])
+    return y.to(x.dtype)

@@ -6,16 +6,14 @@ warp roles. It shows who waits for whom and what is moved, not how fast a GPU wo
 
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
 from mokbench import twin
 from mokbench.systems import Setup, expect_options, options_of, twin_only
-from mokbench.systems.expert_mlp import ExpertMlp
 from mokbench.systems.options import MokOptions
 from mokbench.workload import Cell, Workload
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mokbench._twin import MokRank, SharedMemory, TwinConfig
 
 
@@ -49,6 +47,10 @@ class Mok:
 
     def prepare(self, setup: Setup) -> None:
         """Segment, rings and role threads."""
+        import torch
+
+        from mokbench.systems.expert_mlp import ExpertMlp
+
         options = expect_options(setup.options, MokOptions)
         model, dtype = setup.workload.model, setup.w13.dtype
         block_m = options.block_m
@@ -86,7 +88,7 @@ class Mok:
         setup.fabric.barrier()
         self._y = torch.empty(setup.max_tokens, model.hidden, dtype=dtype)
 
-    def run(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> Tensor:
+    def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
         """See System.run; raises the twin's Fault when a wait expires."""
         assert self._rank is not None, "prepare() comes first"
         y = self._y[: x.shape[0]]

@@ -6,17 +6,15 @@ who moves tokens when. On the host fabric this is the twin of kernels/protocol.h
 
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
 from mokbench import twin
 from mokbench.systems import Setup, expect_options, options_of, twin_only
-from mokbench.systems.expert_mlp import ExpertMlp
 from mokbench.systems.mok import twin_config
 from mokbench.systems.options import PushOptions
 from mokbench.workload import Cell, Workload
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mokbench._twin import PushRank, SharedMemory, TwinConfig
 
 
@@ -49,6 +47,10 @@ class Push:
 
     def prepare(self, setup: Setup) -> None:
         """Segment and row buffers."""
+        import torch
+
+        from mokbench.systems.expert_mlp import ExpertMlp
+
         block_m = expect_options(setup.options, PushOptions).block_m
         model, dtype = setup.workload.model, setup.w13.dtype
         config = _config(setup.workload, block_m, setup.max_tokens)
@@ -84,13 +86,13 @@ class Push:
         setup.fabric.barrier()
         self._y = torch.empty(setup.max_tokens, model.hidden, dtype=dtype)
 
-    def run(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> Tensor:
+    def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
         """See System.run; raises the twin's Fault when a wait expires."""
         self.dispatch(x, topk_idx, topk_weights)
         self.compute()
         return self.combine()
 
-    def dispatch(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> None:
+    def dispatch(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> None:
         """Push rows, counts and flags; returns when every peer's rows are here."""
         assert self._rank is not None, "prepare() comes first"
         self._num_tokens = x.shape[0]
@@ -101,7 +103,7 @@ class Push:
         assert self._rank is not None, "prepare() comes first"
         self._rank.compute()
 
-    def combine(self) -> Tensor:
+    def combine(self) -> "Tensor":
         """Push partial sums back and add what the peers pushed."""
         assert self._rank is not None, "prepare() comes first"
         y = self._y[: self._num_tokens]
