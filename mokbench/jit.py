@@ -127,7 +127,7 @@ def _compile(source: str, expression: str, arch: str) -> Cubin:
         ) from error
     symbol = code.symbol_mapping[expression]
     symbol = symbol.decode() if isinstance(symbol, bytes) else symbol
-    said = log.getvalue()
+    said = log.getvalue().rstrip("\0 \n")
     return Cubin(expression, symbol, bytes(code.code), resources(said), said)
 
 

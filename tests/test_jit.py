@@ -1,0 +1,114 @@
+"""Kernels compile for the GPUs they are for, without one; the cache gives back what was stored."""
+
+import ctypes
+import shutil
+
+import pytest
+
+from mokbench import jit
+from mokbench.errors import UnsupportedError
+
+pytest.importorskip("cuda.core", reason="needs cuda-core: pip install 'mokbench[cuda]'")
+
+SIGNAL = [
+    "mokbench::signal_hop<{n}>",
+    "mokbench::signal_local_hop<{n}>",
+    "mokbench::signal_entry<{n}>",
+    "mokbench::signal_ready<{n}, mokbench::Transfer::kPull>",
+    "mokbench::signal_ready<{n}, mokbench::Transfer::kPush>",
+]
+SHIPPED = [("signal.cuh", name.format(n=n)) for name in SIGNAL for n in (2, 8)]
+SHIPPED += [("overlap.cuh", "mokbench::overlap_probe")]
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MOKBENCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("source, expression", SHIPPED)
+def test_shipped_kernels_compile_without_spills(source, expression):
+    cubin = jit.build(source, expression, "sm_90a")
+    assert cubin.code[:4] == b"\x7fELF"
+    assert cubin.symbol.startswith("_Z")
+    assert cubin.resources.spill_store_bytes == 0
+    assert cubin.resources.spill_load_bytes == 0
+    assert cubin.resources.wgmma_warnings == ()
+    assert 0 < cubin.resources.registers <= 64
+
+
+def test_the_cache_gives_back_what_was_compiled(monkeypatch):
+    first = jit.build(*SHIPPED[0], "sm_90a")
+    monkeypatch.setattr(jit, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert jit.build(*SHIPPED[0], "sm_90a") == first
+
+
+def test_a_damaged_cache_entry_is_made_again():
+    first = jit.build(*SHIPPED[0], "sm_90a")
+    (path,) = jit.cache_folder().glob("*.cubin")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert jit.build(*SHIPPED[0], "sm_90a").code == first.code
+    path.with_suffix(".json").write_text("{", encoding="utf-8")
+    assert jit.build(*SHIPPED[0], "sm_90a").code == first.code
+
+
+def test_a_change_of_any_source_is_another_kernel(tmp_path, monkeypatch):
+    copy = tmp_path / "kernels"
+    shutil.copytree(jit.kernel_root(), copy)
+    monkeypatch.setattr(jit, "kernel_root", lambda: copy)
+    jit.build(*SHIPPED[0], "sm_90a")
+    header = copy / "protocol.h"
+    header.write_text(header.read_text(encoding="utf-8") + "// changed\n", encoding="utf-8")
+    jit.build(*SHIPPED[0], "sm_90a")
+    assert len(list(jit.cache_folder().glob("*.cubin"))) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("x", encoding="utf-8")
+    monkeypatch.setenv("MOKBENCH_CACHE", str(blocked))
+    assert jit.build(*SHIPPED[0], "sm_90a").code
+
+
+def test_an_error_carries_the_compilers_log():
+    with pytest.raises(jit.CompileError, match="no_such_kernel"):
+        jit.build("signal.cuh", "mokbench::no_such_kernel<2>", "sm_90a")
+
+
+def test_spills_and_warnings_are_read_from_the_log():
+    log = (
+        "ptxas info    : Compiling entry function 'k' for 'sm_90a'\n"
+        "    296 bytes stack frame, 564 bytes spill stores, 576 bytes spill loads\n"
+        "ptxas info    : Used 64 registers, used 1 barriers, 1024 bytes smem\n"
+        "ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are"
+        " serialized\n"
+    )
+    found = jit.resources(log)
+    assert (found.registers, found.stack_bytes) == (64, 296)
+    assert (found.spill_store_bytes, found.spill_load_bytes) == (564, 576)
+    assert found.static_shared_bytes == 1024
+    assert len(found.wgmma_warnings) == 1
+
+
+def test_no_compiler_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "cuda.core", None)
+    with pytest.raises(UnsupportedError, match="pip install"):
+        jit.build(*SHIPPED[0], "sm_90a")
+
+
+def test_structs_have_the_size_that_the_kernels_expect(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    assert torch is not None
+    from mokbench.fabric.cuda_signal import SignalArgs
+    from mokbench.fabric.overlap import OverlapArgs
+
+    copy = tmp_path / "kernels"
+    shutil.copytree(jit.kernel_root(), copy)
+    monkeypatch.setattr(jit, "kernel_root", lambda: copy)
+    sizes = {"SignalArgs": ctypes.sizeof(SignalArgs), "OverlapArgs": ctypes.sizeof(OverlapArgs)}
+    asserts = "\n".join(
+        f"static_assert(sizeof(mokbench::{name}) == {size});" for name, size in sizes.items()
+    )
+    text = f'#include "overlap.cuh"\n#include "signal.cuh"\n{asserts}\n'
+    (copy / "sizes.cuh").write_text(text + "__global__ void sizes() {}\n", encoding="utf-8")
+    assert jit.build("sizes.cuh", "sizes", "sm_90a").code
