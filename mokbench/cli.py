@@ -1,4 +1,4 @@
-"""The commands: run, report, systems, schema. Data goes to stdout, talk to stderr."""
+"""The commands: run, report, doctor, systems, schema. Data goes to stdout, talk to stderr."""
 
 import contextlib
 import json
@@ -89,6 +89,18 @@ def report(runs: tuple[str, ...], format_: str, charts: Path | None, no_charts: 
 
     with _exit_on_error():
         report_command(runs, format_, charts, no_charts)
+
+
+@main.command()
+@click.option(
+    "--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True
+)
+def doctor(format_: str) -> None:
+    """Say what this machine has, which systems run on it, and what to do about what is missing."""
+    from mokbench.doctor import doctor_command
+
+    with _exit_on_error():
+        doctor_command(format_)
 
 
 @main.command()

@@ -38,6 +38,7 @@ _NO_DRIVER = (
     "nothing, for the host fabric; the cuda fabric needs an NVIDIA driver "
     "(in a container: docker run --gpus all)"
 )
+_ASK_NVIDIA_SMI = "see whether nvidia-smi works and what dmesg says of the driver"
 # pynvml spells index 0 (READ) as a tuple by mistake, so the numbers are written out; nvml.h.
 _PEER_CAPS = {0: "read", 1: "write", 3: "atomics", 2: "nvlink"}
 _PEER_STATUS = {
@@ -60,7 +61,7 @@ def gpu_findings() -> list[Finding]:
             pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
         )
         state = State.NOTE if is_absent else State.PROBLEM
-        advice = _NO_NVML.get(int(error.value), _NO_DRIVER)
+        advice = _NO_DRIVER if is_absent else _NO_NVML.get(int(error.value), _ASK_NVIDIA_SMI)
         return [Finding("GPUs", f"none readable: NVML {code_name(error)}", state, advice)]
     try:
         return _of_all_gpus(int(pynvml.nvmlDeviceGetCount()))
@@ -165,7 +166,8 @@ def _reason_bits(handle: Any) -> int:
 
 def _nvlink(gpu: int) -> Finding:
     handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
-    (links,) = NvmlGpu(gpu).field_values([(LINK_COUNT, 0)])
+    with contextlib.closing(NvmlGpu(gpu)) as nvml:
+        (links,) = nvml.field_values([(LINK_COUNT, 0)])
     if links.status != SUCCESS or not links.value:
         reason = code_name(links.status) if links.status != SUCCESS else "0 links"
         return Finding("NVLink", f"none ({reason}): link figures will be null", State.NOTE)
@@ -210,19 +212,17 @@ def _fabric(gpu: int) -> Finding:
 
 
 def _counters(gpu: int) -> Finding:
-    nvml = NvmlGpu(gpu)
-    reading = LinkCounters(nvml).read()
-    problems = dict.fromkeys(reading.problem(key) for key in reading.source.keys())
-    failed = [problem for problem in problems if problem is not None]
-    text = f"unavailable: {', '.join(failed)}" if failed else reading.source.name
+    with contextlib.closing(NvmlGpu(gpu)) as nvml:
+        reading = LinkCounters(nvml).read()
+        try:
+            gpm = "supported" if nvml.gpm_supported() else "not supported"
+        except pynvml.NVMLError as error:
+            gpm = f"unavailable: {code_name(error)}"
+    problems = dict.fromkeys(reading.problem(pair) for pair in reading.source.pairs())
+    failed = ", ".join(problem for problem in problems if problem is not None)
+    text = f"unavailable: {failed}" if failed else reading.source.name
     if failed and reading.is_readable:
         text = f"{reading.source.name}, in part {text}"
-    try:
-        gpm = "supported" if nvml.gpm_supported() else "not supported"
-    except pynvml.NVMLError as error:
-        gpm = f"unavailable: {code_name(error)}"
-    finally:
-        nvml.close()
     return Finding("link bytes", f"{text}; GPM {gpm}", State.NOTE if failed else State.OK)
 
 

@@ -128,7 +128,7 @@ class Sweep:
                 "elapsed_s": spent_s / len(cells),
             }
             if isinstance(outcome, Failure):
-                reason = f"rank {outcome.rank} {outcome.text}"
+                reason = f"rank {outcome.rank} {outcome.text}{self._hint(outcome)}"
                 self._store(
                     Record.from_cell(cell, status="failed", reason=reason, error=outcome, **context)
                 )
@@ -183,6 +183,13 @@ class Sweep:
             for cell in left:
                 yield cell, reply["facts"], reply["results"][cell.id]
             return
+
+    def _hint(self, failure: Failure) -> str:
+        """What the user can do about waits that expired although every rank was alive."""
+        if failure.kind not in ("fault", "late"):
+            return ""
+        bound_s = self.suite.measure.wait_bound_s
+        return f" (if one pass takes longer than {bound_s:g} s, raise measure: wait_bound)"
 
     def _around(self, cell: Cell) -> Surroundings:
         min_step = self._min_steps.get(_min_step_key(cell))

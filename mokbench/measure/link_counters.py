@@ -65,7 +65,7 @@ class Source:
     scopes: tuple[int, ...]
     unit_bytes: int
 
-    def keys(self) -> list[FieldKey]:
+    def pairs(self) -> list[FieldKey]:
         """All (field, scope) pairs of a reading."""
         return [
             (field, scope) for scope in self.scopes for field in (self.payload or ()) + self.raw
@@ -184,12 +184,12 @@ class LinkCounters:
         return link_bytes(before, self._read(before.source))
 
     def _read(self, source: Source) -> LinkReading:
-        keys = source.keys()
+        pairs = source.pairs()
         try:
-            answer = self._nvml.field_values(keys)
+            answer = self._nvml.field_values(pairs)
         except pynvml.NVMLError as error:
             return LinkReading(source, {}, code_name(error))
-        return LinkReading(source, dict(zip(keys, answer, strict=True)))
+        return LinkReading(source, dict(zip(pairs, answer, strict=True)))
 
     def _links(self) -> int:
         try:

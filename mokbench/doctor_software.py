@@ -1,0 +1,169 @@
+"""What the doctor looks up without a GPU: cores, shared memory, packages, tools, the twin."""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from mokbench import machine, twin
+from mokbench.errors import UnsupportedError
+from mokbench.finding import Finding, State, isolated
+
+_SHM = Path("/dev/shm")
+# Docker gives 64 MiB, which the quickstart's segments do not fit; it peaks below this.
+_MIN_SHM_BYTES = 2**30
+# As many ranks as configs/quickstart.yaml has.
+_USUAL_RANKS = 4
+_MULTI_RANK_NCCL = (2, 30)
+MPS_CONTROL = "nvidia-cuda-mps-control"
+_INSTALL_CUDA = "for the cuda fabric: pip install 'mokbench[cuda]'"
+
+
+def host_findings() -> list[Finding]:
+    """Cores, timer, shared memory and the host fabric's extension."""
+    checks = {
+        "cores": _cores,
+        "timer": _timer,
+        "shared memory": _shared_memory,
+        "host twin": _host_twin,
+    }
+    return _all(checks)
+
+
+def software_findings() -> list[Finding]:
+    """Packages and tools, from their metadata where that is enough; torch is not imported."""
+    checks = {
+        "torch": _torch,
+        "NCCL": _nccl,
+        "NVRTC": _nvrtc,
+        "MPS": _mps,
+        "deep_ep": _deep_ep,
+    }
+    return _all(checks)
+
+
+def _all(checks: dict[str, Callable[[], Iterator[Finding]]]) -> list[Finding]:
+    return [finding for name, check in checks.items() for finding in isolated(name, check)]
+
+
+def _cores() -> Iterator[Finding]:
+    usable, there = machine.usable_cores(), os.cpu_count() or 1
+    text = f"{usable} usable of {there}"
+    if usable < _USUAL_RANKS:
+        advice = f"more than {usable} ranks on the host fabric share cores, and their rows say so"
+        yield Finding("cores", text, State.NOTE, advice)
+    else:
+        yield Finding("cores", text)
+
+
+def _timer() -> Iterator[Finding]:
+    step_ns = time.get_clock_info("perf_counter").resolution * 1e9
+    yield Finding("timer", f"steps of {step_ns:g} ns on the host; a run measures the GPU's own")
+
+
+def _shared_memory() -> Iterator[Finding]:
+    usage = shutil.disk_usage(_SHM)
+    text = f"{_SHM}: {usage.free / 2**30:.2f} GiB free of {usage.total / 2**30:.2f}"
+    if usage.free >= _MIN_SHM_BYTES:
+        yield Finding("shared memory", text)
+    elif usage.total < _MIN_SHM_BYTES:
+        advice = "ranks meet there; start the container with --shm-size=8g or --ipc=host"
+        yield Finding("shared memory", text, State.PROBLEM, advice)
+    else:
+        yield Finding("shared memory", text, State.PROBLEM, f"free some: ls -l {_SHM}")
+
+
+def _host_twin() -> Iterator[Finding]:
+    try:
+        module = twin.load_twin()
+    except UnsupportedError as error:
+        yield Finding("host twin", "not built", State.PROBLEM, str(error))
+    else:
+        yield Finding("host twin", f"built, {Path(module.__file__ or '').name}")
+
+
+def _torch() -> Iterator[Finding]:
+    found = machine.version("torch")
+    cuda = machine.torch_cuda(found)
+    if found is None:
+        advice = "pip install . installs it; every system needs it"
+        yield Finding("torch", "not installed", State.PROBLEM, advice)
+    elif cuda is None:
+        advice = "fine for the host fabric; the cuda fabric needs torch built for CUDA"
+        yield Finding("torch", f"{found}, without CUDA", State.NOTE, advice)
+    else:
+        yield Finding("torch", f"{found}, built for CUDA {cuda}")
+
+
+def _nccl() -> Iterator[Finding]:
+    packages = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
+    found = next((v for v in map(machine.version, packages) if v), None)
+    if found is None:
+        advice = "alltoall on GPUs needs it; it comes with torch built for CUDA"
+        yield Finding("NCCL", "no package", State.NOTE, advice)
+    elif _leading(found) < _MULTI_RANK_NCCL:
+        advice = "one GPU per rank works; alltoall with several ranks on one GPU needs NCCL 2.30"
+        yield Finding("NCCL", found, State.NOTE, advice)
+    else:
+        yield Finding("NCCL", found)
+
+
+def _nvrtc() -> Iterator[Finding]:
+    core = machine.version("cuda-core")
+    if core is None:
+        yield Finding("NVRTC", "cuda-core is not installed", State.NOTE, _INSTALL_CUDA)
+        return
+    try:
+        from cuda.bindings import nvrtc
+
+        _, major, minor = nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as error:
+        text = f"cuda-core {core}, NVRTC cannot be loaded: {error}"
+        yield Finding("NVRTC", text, State.PROBLEM, _INSTALL_CUDA)
+    else:
+        yield Finding("NVRTC", f"{major}.{minor}, cuda-core {core}")
+
+
+def _mps() -> Iterator[Finding]:
+    path = shutil.which(MPS_CONTROL)
+    if path is None:
+        advice = "only several ranks on one GPU need it; it comes with the driver's tools"
+        yield Finding("MPS", f"no {MPS_CONTROL} on the PATH", State.NOTE, advice)
+    else:
+        yield Finding("MPS", path)
+
+
+def _deep_ep() -> Iterator[Finding]:
+    spec = find_spec("deep_ep")
+    if spec is None or spec.origin is None:
+        advice = "rows of deepep are unsupported without it: github.com/deepseek-ai/DeepEP"
+        yield Finding("deep_ep", "not installed", State.NOTE, advice)
+        return
+    found = machine.version("deep_ep") or machine.version("deep-ep") or "of unknown version"
+    generation = deep_ep_generation(Path(spec.origin).read_text(encoding="utf-8"))
+    text = f"{found}, {generation}"
+    if "ElasticBuffer" in generation and shutil.which("nvcc") is None:
+        advice = "it compiles its kernels when they are first used: put nvcc on the PATH"
+        yield Finding("deep_ep", text, State.PROBLEM, advice)
+    else:
+        yield Finding("deep_ep", text)
+
+
+def deep_ep_generation(source: str) -> str:
+    """Which interface a deep_ep package offers, from the text of its __init__.py.
+
+    Importing it needs a GPU and loads NCCL, which a report must not.
+    """
+    if re.search(r"\bElasticBuffer\b", source):
+        return "second generation (ElasticBuffer)"
+    if re.search(r"\bBuffer\b", source):
+        return "first generation (Buffer)"
+    return "of unknown generation"
+
+
+def _leading(text: str) -> tuple[int, ...]:
+    """``2.30.4`` as (2, 30)."""
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
