@@ -15,7 +15,7 @@ from pydantic import (
 from mokbench.quantity import PERCENT, WHOLE, FileSafeName, Seconds, Share, Switch, allowed, percent
 from mokbench.routing import PLACEMENTS, RoutingSpec
 from mokbench.section import Many, OneOf, Section
-from mokbench.shapes import ModelEntry
+from mokbench.shapes import ModelEntry, user_path
 from mokbench.system_choice import SystemChoice, SystemName
 from mokbench.workload import Dtype, Regime
 
@@ -32,12 +32,15 @@ def _find_trace(spec: RoutingSpec, info: ValidationInfo) -> RoutingSpec:
     """Make the path absolute; in the config it is relative to the config's folder."""
     if spec.trace is None:
         return spec
-    path = Path((info.context or {}).get("folder", Path()), Path(spec.trace).expanduser())
-    if not path.is_file():
-        raise ValueError(
-            f"no trace file {path}; allowed: an npz of top-k ids, relative to the config"
-        )
-    return spec.model_copy(update={"trace": str(path.resolve())})
+    path = user_path((info.context or {}).get("folder", Path()), spec.trace)
+    try:
+        if not path.is_file():
+            raise ValueError(
+                f"no trace file {path}; allowed: an npz of top-k ids, relative to the config"
+            )
+        return spec.model_copy(update={"trace": str(path.resolve())})
+    except OSError as error:
+        raise ValueError(f"trace {spec.trace!r}: {error.strerror}") from None
 
 
 Ranks = Annotated[int, Field(ge=1, le=1024), WHOLE]

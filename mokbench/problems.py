@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -130,7 +131,7 @@ def _shown(value: Any) -> str:
 
 def _keys(model: type[BaseModel], loc: Loc) -> list[str]:
     """Keys allowed in the mapping at a location, short forms included, from the JSON schema."""
-    schema = model.model_json_schema()
+    schema = _json_schema(model)
     here = _branches(schema, schema)
     for key in loc:
         below = (
@@ -139,6 +140,12 @@ def _keys(model: type[BaseModel], loc: Loc) -> list[str]:
         )
         here = [leaf for part in below if part for leaf in _branches(part, schema)]
     return list(dict.fromkeys(name for branch in here for name in branch.get("properties", ())))
+
+
+@cache
+def _json_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Making a schema takes 60 ms, and a config may have many unknown keys."""
+    return model.model_json_schema()
 
 
 def _branches(part: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any]]:

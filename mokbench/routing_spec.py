@@ -56,11 +56,11 @@ class RoutingSpec(BaseModel):
     value: float | None = Field(None, description="sigma, s, alpha, share or ratio")
     preset: str | None = Field(None, description="name that stood for generator and value")
     trace: str | None = Field(None, description="npz of top-k ids, see docs/trace-format.md")
-    layer: int | None = Field(None, ge=0, description="layer of the trace")
+    layer: int | None = Field(None, ge=0, le=100_000, description="layer of the trace")
     masked: float = Field(0.0, ge=0, le=1, description="share of routes set to -1")
     uneven: float = Field(0.0, ge=0, le=1, description="spread of the ranks' token counts")
-    empty_experts: int = Field(0, ge=0, description="experts that get no route")
-    empty_ranks: int = Field(0, ge=0, description="source ranks without tokens")
+    empty_experts: int = Field(0, ge=0, le=1024, description="experts that get no route")
+    empty_ranks: int = Field(0, ge=0, le=1024, description="source ranks without tokens")
 
     @model_validator(mode="before")
     @classmethod
@@ -168,7 +168,7 @@ def _from_mapping(data: object) -> dict[str, Any]:
 
 
 def _fill_preset(fields: dict[str, Any], preset: object) -> None:
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise ValueError(f"unknown preset {preset!r}; allowed: {', '.join(PRESETS)}")
     for name, value in zip(("generator", "value"), PRESETS[str(preset)], strict=True):
         if fields.get(name) not in (None, value):

@@ -107,8 +107,16 @@ def read_entry(value: Any, info: ValidationInfo) -> Any:
         return value
     if "/" in value or value.endswith(".json"):
         folder = (info.context or {}).get("folder", Path())
-        return from_file(Path(folder, Path(value).expanduser()), value)
+        return from_file(user_path(folder, value), value)
     return from_name(value)
+
+
+def user_path(folder: Path, text: str) -> Path:
+    """A path of a config: relative to its folder, ~ is a home. Raises ValueError without one."""
+    try:
+        return Path(folder, Path(text).expanduser())
+    except RuntimeError as error:
+        raise ValueError(f"{text!r}: {error}") from None
 
 
 ModelEntry = Annotated[Shape, BeforeValidator(read_entry, json_schema_input_type=str | Shape)]
@@ -138,10 +146,10 @@ def from_file(path: Path, shown: str) -> dict[str, Any]:
 
     Raises ValueError that names the file and what is missing in it.
     """
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
-        raise ValueError(f"no file {path} (from {shown!r}); allowed: the path of a config.json")
     try:
+        path = path / "config.json" if path.is_dir() else path
+        if not path.is_file():
+            raise ValueError(f"no file {path} (from {shown!r}); allowed: the path of a config.json")
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ValueError(f"{path} is larger than {MAX_JSON_BYTES} bytes: no config.json")
         data = json.loads(path.read_text(encoding="utf-8-sig"))

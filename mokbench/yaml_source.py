@@ -103,11 +103,18 @@ class _Builder:
         if isinstance(node, yaml.SequenceNode):
             items = [self.build(item, (*loc, i), inside) for i, item in enumerate(node.value)]
             return Node(loc, place, items)
-        text = str(node.value)
+        text = self._text(str(node.value), place)
         return Node(loc, place, self._scalar(text, place) if node.tag == _PLAIN else text, text)
 
     def _stop(self, place: Place, message: str) -> None:
         raise ConfigError([f"{self.file}:{place}: {message}"])
+
+    def _text(self, text: str, place: Place) -> str:
+        """Refuse half characters, which a quoted \\ud800 makes and nothing can store."""
+        if any(0xD800 <= ord(char) <= 0xDFFF for char in text):
+            self.problems.append((place, "text with a lone surrogate (\\ud800 to \\udfff)"))
+            return ""
+        return text
 
     def _scalar(self, text: str, place: Place) -> str | int | float | bool | None:
         try:
