@@ -58,6 +58,15 @@ __device__ __forceinline__ u32 atom_cas_acq_rel_sys(u32* at, u32 expected, u32 d
   return found;
 }
 
+__device__ __forceinline__ u32 atom_add_acq_rel_gpu(u32* at, u32 value) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(at), "r"(value)
+               : "memory");
+  return before;
+}
+
 // --- 16-byte rows ----------------------------------------------------------------------------
 
 struct alignas(16) Vec16 {
@@ -78,6 +87,13 @@ __device__ __forceinline__ void st_relaxed_sys_v4(void* at, Vec16 v) {
                :
                : "l"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
+}
+
+// Two BF16 of the sums' two halves, rounded to nearest even; the low half is the first element.
+__device__ __forceinline__ u32 cvt_rn_bf16x2(float low, float high) {
+  u32 packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
 }
 
 // --- clocks and pauses -----------------------------------------------------------------------

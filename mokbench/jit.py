@@ -112,6 +112,8 @@ def _compile(source: str, expression: str, arch: str) -> Cubin:
         include_path=[str(kernel_root())],
         ptxas_options=["-v", "--warn-on-spills"],
         lineinfo=True,
+        # Generic lambdas cannot carry __device__.
+        device_as_default_execution_space=True,
         no_cache=True,
     )
     log = io.StringIO()

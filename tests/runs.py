@@ -91,8 +91,9 @@ def statuses(folder: Path) -> dict[str, str]:
     return {record.id: record.status for record in RunFolder.open(folder).records()}
 
 
-def segments() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("mokbench-[0-9]*-*")}
+def segments(process: subprocess.Popen) -> set[str]:
+    """Segments of this command: others may run on the machine, and have some for a moment."""
+    return {path.name for path in Path("/dev/shm").glob(f"mokbench-{process.pid}-*")}
 
 
 def gone(processes: list[psutil.Process], seconds: float = 10) -> bool:

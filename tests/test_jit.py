@@ -19,6 +19,14 @@ SIGNAL = [
 ]
 SHIPPED = [("signal.cuh", name.format(n=n)) for name in SIGNAL for n in (2, 8)]
 SHIPPED += [("overlap.cuh", "mokbench::overlap_probe")]
+PUSH_CONFIG = (
+    "mokbench::Config{.num_ranks=4,.num_experts=128,.top_k=8,.max_tokens=4096,.hidden=7168,"
+    ".intermediate=2048}"
+)
+SHIPPED += [
+    ("push/push.cuh", f"mokbench::push_{name}<{PUSH_CONFIG}>")
+    for name in ("plan", "send", "sort", "give_back", "reduce")
+]
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +51,20 @@ def test_the_cache_gives_back_what_was_compiled(monkeypatch):
     assert jit.build(*SHIPPED[0], "sm_90a") == first
 
 
-def test_a_damaged_cache_entry_is_made_again():
+def test_a_damaged_cache_entry_is_made_again(monkeypatch):
     first = jit.build(*SHIPPED[0], "sm_90a")
+    again = []
+    # NVRTC puts a random word into internal names, so two compilations differ in their bytes.
+    monkeypatch.setattr(jit, "_compile", lambda *_: again.append(first) or first)
     (path,) = jit.cache_folder().glob("*.cubin")
     path.write_bytes(path.read_bytes()[:-1])
-    assert jit.build(*SHIPPED[0], "sm_90a").code == first.code
+    assert jit.build(*SHIPPED[0], "sm_90a") == first
+    assert len(again) == 1
     path.with_suffix(".json").write_text("{", encoding="utf-8")
-    assert jit.build(*SHIPPED[0], "sm_90a").code == first.code
+    assert jit.build(*SHIPPED[0], "sm_90a") == first
+    assert len(again) == 2
+    assert jit.build(*SHIPPED[0], "sm_90a") == first
+    assert len(again) == 2, "what was made again is stored"
 
 
 def test_a_change_of_any_source_is_another_kernel(tmp_path, monkeypatch):
@@ -101,14 +116,19 @@ def test_structs_have_the_size_that_the_kernels_expect(tmp_path, monkeypatch):
     assert torch is not None
     from mokbench.fabric.cuda_signal import SignalArgs
     from mokbench.fabric.overlap import OverlapArgs
+    from mokbench.systems.cuda_push import PushArgs
 
     copy = tmp_path / "kernels"
     shutil.copytree(jit.kernel_root(), copy)
     monkeypatch.setattr(jit, "kernel_root", lambda: copy)
-    sizes = {"SignalArgs": ctypes.sizeof(SignalArgs), "OverlapArgs": ctypes.sizeof(OverlapArgs)}
+    structs = (SignalArgs, OverlapArgs, PushArgs)
+    sizes = {struct.__name__: ctypes.sizeof(struct) for struct in structs}
     asserts = "\n".join(
         f"static_assert(sizeof(mokbench::{name}) == {size});" for name, size in sizes.items()
     )
-    text = f'#include "overlap.cuh"\n#include "signal.cuh"\n{asserts}\n'
+    includes = "".join(
+        f'#include "{name}"\n' for name in ("overlap.cuh", "signal.cuh", "push/push.cuh")
+    )
+    text = f"{includes}{asserts}\n"
     (copy / "sizes.cuh").write_text(text + "__global__ void sizes() {}\n", encoding="utf-8")
     assert jit.build("sizes.cuh", "sizes", "sm_90a").code
