@@ -15,6 +15,8 @@ from typing import IO, Any
 import mokbench
 
 _LOG_TAIL_LINES = 12
+# A socket's path has at most 107 bytes on Linux and 103 on macOS, "/socket" included.
+_MAX_SOCKET_FOLDER_BYTES = 90
 
 
 def worker_environment() -> dict[str, str]:
@@ -86,12 +88,21 @@ class WorkerProcess:
             self._lifeline.close()
 
 
+def _private_folder() -> Path:
+    """A new folder for a socket and a store, with a path that a socket's address can hold."""
+    folder = Path(tempfile.mkdtemp(prefix="mokbench-"))
+    if len(str(folder).encode()) > _MAX_SOCKET_FOLDER_BYTES:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="mokbench-", dir="/tmp"))
+    return folder
+
+
 class LocalStarter:
     """All ranks on this host, found through a socket and a file store in a private folder."""
 
     def __init__(self, log_folder: Path) -> None:
         self._log_folder = log_folder
-        self._folder = Path(tempfile.mkdtemp(prefix="mokbench-"))
+        self._folder = _private_folder()
         self._processes: list[WorkerProcess] = []
 
     def listen(self, authkey: bytes) -> Listener:

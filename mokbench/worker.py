@@ -6,11 +6,13 @@ stays open as a lifeline: when the launcher dies, however it dies, the worker en
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 import traceback
 from multiprocessing.connection import Client, Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -98,9 +100,14 @@ def open_store(spec: dict[str, Any]) -> dist.Store:
     return dist.PrefixStore(spec["store"]["prefix"], base)
 
 
-def _end_with_launcher() -> None:
-    """Leave at once when standard input closes: a rank may be deep in a wait by then."""
+def _end_with_launcher(store: dict[str, Any]) -> None:
+    """Leave at once when standard input closes: a rank may be deep in a wait by then.
+
+    A launcher that was killed could not remove its private folder, so its ranks do.
+    """
     sys.stdin.buffer.read()
+    if store["kind"] == "file":
+        shutil.rmtree(Path(store["path"]).parent, ignore_errors=True)
     os._exit(1)
 
 
@@ -109,7 +116,7 @@ def main() -> None:
     # Ctrl-C reaches the launcher, which decides; a worker must not die half-way on its own.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    threading.Thread(target=_end_with_launcher, args=(spec["store"],), daemon=True).start()
     address = spec["address"]
     connection = Client(
         tuple(address) if isinstance(address, list) else address,

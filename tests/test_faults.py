@@ -156,9 +156,13 @@ def test_ctrl_c_keeps_rows_and_resume_completes(tmp_path):
     assert len(lines) == NUM_CELLS, "no row was measured twice"
 
 
-def test_a_killed_parent_leaves_no_process_and_no_segment(tmp_path):
+def test_a_killed_parent_leaves_no_process_no_segment_and_no_folder(tmp_path):
     out = tmp_path / "run"
-    with started("run", write_config(tmp_path), "--out", out, "--no-charts") as process:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    arguments = ("run", write_config(tmp_path), "--out", out, "--no-charts")
+    with started(*arguments, env=environment) as process:
         wait_for_rows(out, 2, process)
         workers = worker_processes(process.pid)
         assert len(workers) == 2
@@ -166,6 +170,7 @@ def test_a_killed_parent_leaves_no_process_and_no_segment(tmp_path):
         process.wait()
         assert gone(workers)
     assert segments(process) == set()
+    assert list(scratch.glob("mokbench-*")) == []
     assert mokbench("run", "--resume", out, "--no-charts").returncode == 0
     assert len(statuses(out)) == NUM_CELLS
 

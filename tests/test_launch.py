@@ -112,3 +112,14 @@ def test_a_rank_that_dies_between_jobs_is_named_and_the_next_job_runs(tmp_path):
     reply = pool.call({"kind": "signals"}, 60, 60)
     assert [point["ranks"] for point in reply["points"]] == [2]
     pool.stop()
+
+
+def test_a_long_temporary_folder_does_not_break_the_socket(tmp_path, monkeypatch):
+    long = tmp_path / ("t" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    starter = LocalStarter(tmp_path / "logs")
+    starter.listen(b"key").close()
+    assert len(starter.address.encode()) < 104
+    assert list(long.iterdir()) == []
+    starter.close()
