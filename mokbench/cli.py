@@ -13,6 +13,7 @@ import click
 from mokbench import __version__
 from mokbench.errors import ConfigError, MokbenchError, ResultsError
 
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 EXIT_BAD_USAGE = 2
 EXIT_CELLS_FAILED = 3
 EXIT_INTERRUPTED = 130
@@ -57,10 +58,10 @@ def run(
     mokbench run my.yaml --only system=mok --only ranks=4
     mokbench run --resume results/runs/quickstart-20260101-120000
     """
-    from mokbench.command import Request, run_command
-
-    request = Request(config, out, resume, rerun_failed, only, dry_run, quiet, not no_charts)
     with _exit_on_error():
+        from mokbench.command import Request, run_command
+
+        request = Request(config, out, resume, rerun_failed, only, dry_run, quiet, not no_charts)
         sys.exit(run_command(request))
 
 
@@ -85,9 +86,9 @@ def report(runs: tuple[str, ...], format_: str, charts: Path | None, no_charts: 
     mokbench report results/runs/quickstart-20260101-120000
     mokbench report results/runs/* --format json
     """
-    from mokbench.command import report_command
-
     with _exit_on_error():
+        from mokbench.command import report_command
+
         report_command(runs, format_, charts, no_charts)
 
 
@@ -127,7 +128,8 @@ def schema() -> None:
 @contextlib.contextmanager
 def _exit_on_error() -> Iterator[None]:
     """Turn our own errors into a message and the exit code of the contract."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in _INTERRUPTS:
+        signal.signal(number, _interrupt)
     try:
         yield
     except KeyboardInterrupt:
@@ -145,6 +147,9 @@ def _exit_on_error() -> Iterator[None]:
 
 
 def _interrupt(_signum: int, _frame: FrameType | None) -> None:
+    """Stop once: what is stored and which processes end must not depend on a second Ctrl-C."""
+    for number in _INTERRUPTS:
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

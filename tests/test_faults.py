@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import textwrap
+import time
 
 import pytest
 from runs import (
@@ -154,6 +155,21 @@ def test_ctrl_c_keeps_rows_and_resume_completes(tmp_path):
     assert all(cell_id in plan.replace("\n", "") for cell_id in found)
     lines = (out / "records.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == NUM_CELLS, "no row was measured twice"
+
+
+def test_a_second_ctrl_c_does_not_spoil_the_end(tmp_path):
+    out = tmp_path / "run"
+    with started("run", write_config(tmp_path), "--out", out, "--no-charts") as process:
+        wait_for_rows(out, 2, process)
+        workers = worker_processes(process.pid)
+        send(process, signal.SIGINT)
+        time.sleep(0.05)
+        send(process, signal.SIGINT)
+        code, _, err = end(process)
+    assert code == 130, err
+    assert "Traceback" not in err
+    assert RunFolder.open(out).meta.status == "interrupted"
+    assert gone(workers)
 
 
 def test_a_killed_parent_leaves_no_process_no_segment_and_no_folder(tmp_path):
