@@ -1,5 +1,6 @@
 """What the run and report commands do, step by step."""
 
+import shlex
 import sys
 from dataclasses import dataclass
 from datetime import datetime
@@ -89,13 +90,14 @@ def _measure(
     """Run what is not yet stored, and say how the run ended in the folder and the exit code."""
     done = folder.completed_ids(include_failed=not request.rerun_failed)
     left = [cell for cell in cells if cell.id not in done]
+    again = _resume_line(folder, request.only)
     try:
         with make_progress(len(left), request.quiet) as progress:
             max_ranks = launcher.ranks if launcher else None
             Sweep(suite, folder, make_pool, progress, max_ranks).run(left)
     except KeyboardInterrupt:
         folder.finish("interrupted")
-        _say(f"interrupted; what was measured is stored. Go on: {_resume_line(folder)}")
+        _say(f"interrupted; what was measured is stored. Go on: {again}")
         return INTERRUPTED
     except ResultsError as error:
         folder.close()
@@ -103,7 +105,7 @@ def _measure(
         return FAILED
     except MokbenchError as error:
         folder.finish("failed")
-        _say(f"error: {error}\nWhat was measured is stored. Go on: {_resume_line(folder)}")
+        _say(f"error: {error}\nWhat was measured is stored. Go on: {again}")
         return FAILED
     wanted = {cell.id for cell in cells}
     code = exit_code(suite, [r for r in folder.records() if r.id in wanted])
@@ -181,7 +183,7 @@ def _open_folder(request: Request, suite: Suite) -> RunFolder:
         raise ConfigError(
             [
                 f"{request.config}: differs from the config this run was started with; leave it "
-                f"out ({_resume_line(folder)}) or start a new run"
+                f"out ({_resume_line(folder, request.only)}) or start a new run"
             ]
         )
     return folder
@@ -237,8 +239,9 @@ def _workspace_bytes(cell: Cell) -> int:
     return cell.workload.ranks * system_class(cell.system).workspace_bytes(cell)
 
 
-def _resume_line(folder: RunFolder) -> str:
-    return f"mokbench run --resume {folder.path}"
+def _resume_line(folder: RunFolder, only: tuple[str, ...]) -> str:
+    chosen = "".join(f" --only {shlex.quote(term)}" for term in only)
+    return f"mokbench run --resume {folder.path}{chosen}"
 
 
 def _say(text: str) -> None:

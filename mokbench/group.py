@@ -119,6 +119,7 @@ class GroupRun:
         mine = {
             "sums": reference.error_sums(first, self._layer.truth),
             "repeat": torch.equal(first, again),
+            "dtype": str(first.dtype),
             "t_first_us": t_first_us,
             "peak_memory_bytes": peak.rise_bytes(),
         }
@@ -138,7 +139,11 @@ class GroupRun:
             "t_first_us": max(rank["t_first_us"] for rank in by_rank),
             "peak_memory_bytes": None if None in peaks else max(peaks),
         }
-        if not accuracy.ok:
+        wrong_dtypes = {rank["dtype"] for rank in by_rank} - {str(self._layer.x.dtype)}
+        if wrong_dtypes:
+            found = ", ".join(sorted(wrong_dtypes))
+            entry.problem = f"output is {found}, not the input's {self._layer.x.dtype}"
+        elif not accuracy.ok:
             entry.problem = (
                 f"output differs from the FP32 reference: relative error {accuracy.rel_error:.3g} "
                 f"(worst token {accuracy.max_token_error:.3g}), allowed {accuracy.tolerance:.3g}; "

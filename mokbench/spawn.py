@@ -43,6 +43,8 @@ class WorkerProcess:
     def __init__(self, spec: dict[str, Any], log_path: Path, environment: dict[str, str]) -> None:
         self.log_path = log_path
         with log_path.open("ab") as log:
+            # What earlier workers of this rank wrote is not this one's last word.
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 # -P: the folder we happen to be in must not shadow the installed package.
                 [sys.executable, "-P", "-m", "mokbench.worker"],
@@ -73,7 +75,8 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             return "its connection closed but it still runs"
         how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-        lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        written = self.log_path.read_bytes()[self._log_start :]
+        lines = written.decode("utf-8", errors="replace").splitlines()
         tail = "\n".join(lines[-_LOG_TAIL_LINES:])
         return f"{how}; its log ends:\n{tail}" if tail and code > 0 else how
 

@@ -44,11 +44,15 @@ class Sweep:
     link: str = "shm"
     _signals: dict[int, SignalPoint] = field(default_factory=dict)
     _min_steps: dict[tuple[Any, ...], Quantity | str] = field(default_factory=dict)
+    _digests: dict[tuple[Any, ...], str] = field(default_factory=dict)
     _turns: int = 0
 
     def run(self, cells: list[Cell]) -> None:
         """Measure ``cells`` and store a row for each; raises what ends the whole run."""
         self._signals = {point.ranks: point for point in self.folder.signals()}
+        for record in self.folder.records():
+            if record.routing_digest:
+                self._digests[_routing_key(record)] = record.routing_digest
         by_ranks = sorted(cells, key=lambda cell: cell.workload.ranks)
         for ranks, members in itertools.groupby(by_ranks, key=lambda cell: cell.workload.ranks):
             able = list(self._store_refused(members))
@@ -207,6 +211,16 @@ class Sweep:
         return "tcp" if system_class(cell.system).signal is None else self.link
 
     def _store(self, record: Record, samples: Any = None) -> None:
+        """Store a row; raises MokbenchError where a resumed run would mix two routings."""
+        known = record.routing_digest
+        if known is not None:
+            known = self._digests.setdefault(_routing_key(record), known)
+        if record.routing_digest and known != record.routing_digest:
+            raise MokbenchError(
+                f"{record.id}: its routing differs from what this run measured before "
+                f"({record.routing_digest[:8]}, not {str(known)[:8]}); has the trace file changed, "
+                "or is it another one, seen from another folder? Start a new run"
+            )
         self.progress.row(self.folder.append(record, samples))
 
 
@@ -229,6 +243,12 @@ def _stored(error: GroupError) -> Failure:
     """The record's form of a failed job."""
     failure = error.failure
     return Failure(rank=failure.rank, kind=failure.kind, text=failure.text, fault=failure.fault)
+
+
+def _routing_key(record: Record) -> tuple[Any, ...]:
+    """What decides a row's routes; rows that share it must share the routing's digest."""
+    sizes = (record.model, record.experts, record.top_k, record.ranks, record.tokens_per_rank)
+    return (*sizes, record.routing, record.placement, record.seed)
 
 
 def _min_step_key(cell: Cell) -> tuple[Any, ...]:

@@ -123,3 +123,15 @@ def test_a_long_temporary_folder_does_not_break_the_socket(tmp_path, monkeypatch
     assert len(starter.address.encode()) < 104
     assert list(long.iterdir()) == []
     starter.close()
+
+
+def test_only_the_last_workers_log_is_quoted(tmp_path, monkeypatch):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "rank0.log").write_text("ValueError: of an earlier worker\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    starter = LocalStarter(logs)
+    starter.start([{"rank": 0}])
+    assert starter.describe(0) == "exit code 1"
+    starter.kill()
+    starter.close()

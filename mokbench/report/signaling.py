@@ -40,7 +40,12 @@ class Series:
         return LABELS.get(self.name, self.name.removesuffix("_us").replace("_", " "))
 
     def fit(self) -> Fit | None:
-        """Line alpha + beta * ranks through the medians, where three counts support one."""
+        """Line alpha + beta * ranks through the medians, where three counts support one.
+
+        None for an oversubscribed series: its growth is the scheduler's, not the protocol's.
+        """
+        if self.oversubscribed:
+            return None
         counts = [float(ranks) for ranks, _ in self.points]
         if len(set(counts)) < LEAST_COUNTS:
             return None

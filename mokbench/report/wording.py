@@ -12,7 +12,8 @@ from mokbench.stats import interval_ranks
 SHARED_GPU = "ranks share one GPU; ratios do not predict NVLink"
 HOST = (
     "Host fabric: a check of the protocol on shared memory. It compares mok with push only, "
-    "which share threads and matmul, and gives no performance verdict."
+    "which share one matmul (mok runs four threads a rank or more, push one), and gives no "
+    "performance verdict."
 )
 SEPARATE = "separate medians, not measured in turn"
 LEGEND = (
