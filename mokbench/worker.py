@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from mokbench import twin
 from mokbench.config import MeasureOptions
+from mokbench.fabric import segments
 from mokbench.fabric.group import PeerLostError
 from mokbench.fabric.host import HostFabric
 from mokbench.group import GroupRun
@@ -100,14 +101,16 @@ def open_store(spec: dict[str, Any]) -> dist.Store:
     return dist.PrefixStore(spec["store"]["prefix"], base)
 
 
-def _end_with_launcher(store: dict[str, Any]) -> None:
+def _end_with_launcher(spec: dict[str, Any]) -> None:
     """Leave at once when standard input closes: a rank may be deep in a wait by then.
 
-    A launcher that was killed could not remove its private folder, so its ranks do.
+    A launcher that was killed could remove neither its private folder nor the name of a segment
+    that its ranks were just attaching to, so they do.
     """
     sys.stdin.buffer.read()
-    if store["kind"] == "file":
-        shutil.rmtree(Path(store["path"]).parent, ignore_errors=True)
+    if spec["store"]["kind"] == "file":
+        shutil.rmtree(Path(spec["store"]["path"]).parent, ignore_errors=True)
+    segments.remove(spec["shm_token"])
     os._exit(1)
 
 
@@ -116,7 +119,7 @@ def main() -> None:
     # Ctrl-C reaches the launcher, which decides; a worker must not die half-way on its own.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_launcher, args=(spec["store"],), daemon=True).start()
+    threading.Thread(target=_end_with_launcher, args=(spec,), daemon=True).start()
     address = spec["address"]
     connection = Client(
         tuple(address) if isinstance(address, list) else address,
