@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -30,6 +31,9 @@ from mokbench.workload import Cell, Workload
 
 # The layer of the cells and that of min_step; more would hold weights nobody needs.
 _MAX_LAYERS = 2
+# A launcher's connection and its lifeline close together when it dies; far apart only when it lives.
+_LAUNCHER_END_S = 10.0
+_REMOVE_TRIES = 100
 
 
 class Worker:
@@ -109,9 +113,18 @@ def _end_with_launcher(spec: dict[str, Any]) -> None:
     """
     sys.stdin.buffer.read()
     if spec["store"]["kind"] == "file":
-        shutil.rmtree(Path(spec["store"]["path"]).parent, ignore_errors=True)
+        _remove(Path(spec["store"]["path"]).parent)
     segments.remove(spec["shm_token"])
     os._exit(1)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder in which another rank may just be making its store anew."""
+    for _ in range(_REMOVE_TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.01)
 
 
 def main() -> None:
@@ -119,7 +132,22 @@ def main() -> None:
     # Ctrl-C reaches the launcher, which decides; a worker must not die half-way on its own.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_launcher, args=(spec,), daemon=True).start()
+    watcher = threading.Thread(target=_end_with_launcher, args=(spec,), daemon=True)
+    watcher.start()
+    try:
+        _serve(spec)
+    except (EOFError, ConnectionError):
+        # The launcher is gone, or about to kill us: what it cannot remove any more, we do.
+        watcher.join(_LAUNCHER_END_S)
+        raise
+    # gloo's and torch's exit handlers have nothing left to do and can hang on a lost peer.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _serve(spec: dict[str, Any]) -> None:
+    """Connect, join the other ranks, answer jobs until told to stop."""
     address = spec["address"]
     connection = Client(
         tuple(address) if isinstance(address, list) else address,
@@ -138,10 +166,6 @@ def main() -> None:
     Worker(fabric, connection).serve()
     fabric.close()
     connection.close()
-    # gloo's and torch's exit handlers have nothing left to do and can hang on a lost peer.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":

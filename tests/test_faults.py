@@ -191,6 +191,33 @@ def test_a_killed_parent_leaves_no_process_no_segment_and_no_folder(tmp_path):
     assert len(statuses(out)) == NUM_CELLS
 
 
+SLOW_WATCHER = """
+import sys
+if "mokbench.worker" in sys.orig_argv:
+    import shutil, time
+    rmtree = shutil.rmtree
+    def slow(*arguments, **options):
+        time.sleep(1.0)
+        rmtree(*arguments, **options)
+    shutil.rmtree = slow
+"""
+
+
+def test_a_worker_that_sees_its_connection_close_first_still_cleans_up(tmp_path):
+    out = tmp_path / "run"
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = inject(tmp_path, SLOW_WATCHER) | {"TMPDIR": str(scratch)}
+    arguments = ("run", write_config(tmp_path), "--out", out, "--no-charts")
+    with started(*arguments, env=environment) as process:
+        wait_for_rows(out, 1, process)
+        workers = worker_processes(process.pid)
+        send(process, signal.SIGKILL)
+        process.wait()
+        assert gone(workers)
+    assert list(scratch.glob("mokbench-*")) == []
+
+
 @pytest.fixture
 def tiny_disk(tmp_path):
     """A file system of 256 KiB."""
