@@ -31,7 +31,7 @@ from mokbench.workload import Cell, Workload
 
 # The layer of the cells and that of min_step; more would hold weights nobody needs.
 _MAX_LAYERS = 2
-# A launcher's connection and its lifeline close together when it dies; far apart only when it lives.
+# A launcher that dies closes its connection and its lifeline; one that lives closes neither.
 _LAUNCHER_END_S = 10.0
 _REMOVE_TRIES = 100
 
