@@ -64,7 +64,7 @@ def run_command(request: Request) -> int:
 def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | None) -> int:
     suite = _load_suite(request)
     gpus = read_gpus()
-    fabric = _fabric(suite, gpus)
+    fabric = _fabric(suite, gpus, request.dry_run)
     if launcher and fabric == "cuda" and gpus.ranks_per_gpu(launcher.ranks) > 1:
         raise ConfigError(
             [
@@ -245,9 +245,12 @@ def _check_traces(cells: list[Cell]) -> None:
         raise ConfigError(problems)
 
 
-def _fabric(suite: Suite, gpus: Gpus) -> str:
-    """``auto`` is the cuda fabric where a GPU is there that the kernels are for, else the host."""
-    if suite.fabric == "cuda" and gpus.visible() == 0:
+def _fabric(suite: Suite, gpus: Gpus, only_list: bool) -> str:
+    """``auto`` is the cuda fabric where a GPU is there that the kernels are for, else the host.
+
+    A plan may be made anywhere (``only_list``), a run of the cuda fabric needs a GPU.
+    """
+    if suite.fabric == "cuda" and gpus.visible() == 0 and not only_list:
         why = gpus.note or "CUDA_VISIBLE_DEVICES hides them all"
         raise ConfigError(
             [f"{suite.path}: fabric: cuda needs a GPU, and none is here ({why}); allowed: host"]

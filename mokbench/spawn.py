@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import IO, Any
@@ -15,10 +14,9 @@ from typing import IO, Any
 import mokbench
 from mokbench.fabric.environment import CUDA_ENVIRONMENT
 from mokbench.fabric.mps import MpsDaemon
+from mokbench.private_folder import private_folder
 
 _LOG_TAIL_LINES = 12
-# A socket's path has at most 107 bytes on Linux and 103 on macOS, "/socket" included.
-_MAX_SOCKET_FOLDER_BYTES = 90
 
 
 def worker_environment(fabric: str) -> dict[str, str]:
@@ -95,15 +93,6 @@ class WorkerProcess:
             self._lifeline.close()
 
 
-def _private_folder() -> Path:
-    """A new folder for a socket and a store, with a path that a socket's address can hold."""
-    folder = Path(tempfile.mkdtemp(prefix="mokbench-"))
-    if len(str(folder).encode()) > _MAX_SOCKET_FOLDER_BYTES:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="mokbench-", dir="/tmp"))
-    return folder
-
-
 class LocalStarter:
     """All ranks on this host, found through a socket and a file store in a private folder.
 
@@ -115,7 +104,7 @@ class LocalStarter:
         self._log_folder = log_folder
         self._share_gpu = share_gpu
         self._mps: MpsDaemon | None = None
-        self._folder = _private_folder()
+        self._folder = private_folder("mokbench-", "socket")
         self._processes: list[WorkerProcess] = []
 
     def listen(self, authkey: bytes) -> Listener:

@@ -19,11 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mokbench import twin
 from mokbench.bench import Bench, open_bench
 from mokbench.config import MeasureOptions
 from mokbench.fabric import segments
-from mokbench.fabric.fault import FaultError
 from mokbench.fabric.group import PeerLostError
 from mokbench.group import GroupRun
 from mokbench.layer import Layer
@@ -91,9 +89,10 @@ class Worker:
 def failure(error: Exception) -> dict[str, Any]:
     """What the launcher needs to name the rank at fault."""
     kind, prefix = "error", ""
-    fault = None
-    if isinstance(error, twin.Fault | FaultError):
-        kind, fault = "fault", dict(error.record)
+    # An expired wait of a kernel or of the twin, whose class is there only where it is built.
+    fault = getattr(error, "record", None)
+    if fault is not None:
+        kind, fault = "fault", dict(fault)
         prefix = f"rank {fault['rank']}: "
     elif isinstance(error, PeerLostError):
         kind = "peer"

@@ -119,13 +119,14 @@ def _run_block(group: RankGroup, timer: Timer, lane: Lane) -> None:
         lane.check()
         samples = group.gather_samples(own).numpy()
         passes = lane.iterations if lane.regime is Regime.STEADY else 1
-        lane.measured_s += _span_s(samples, passes)
         # NaN, where no clock was read, is not low.
         good = ~(samples[:, :, CLOCK].min(axis=0) < _MIN_CLOCK_SHARE * lane.clock_mhz)
         if redo == _MAX_REDOS and not good.all():
             # Three rests did not bring the clock back: it is the clock of this machine now.
             lane.clock_mhz = float(np.nanmedian(samples[:, :, CLOCK]))
             good[:] = True
+        # Time for samples that are thrown away is not taken from the row's.
+        lane.measured_s += _span_s(samples, passes) * float(good.mean())
         parts.append(samples[:, good])
         if good.all():
             break
