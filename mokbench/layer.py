@@ -29,19 +29,20 @@ class Layer:
 
     @classmethod
     def build(cls, workload: Workload, rank: int, device: str = "cpu") -> "Layer":
-        """Generate everything from the workload's seed; no communication."""
+        """Generate everything from the workload's seed on ``device``; no communication."""
         routing = generate(workload)
         per_rank = workload.model.experts // workload.ranks
-        weights = reference.make_weights(workload, range(rank * per_rank, (rank + 1) * per_rank))
+        experts = range(rank * per_rank, (rank + 1) * per_rank)
+        weights = reference.make_weights(workload, experts, device)
         return cls(
             workload=workload,
             routing=routing,
-            x=reference.make_inputs(workload, rank).x,
-            topk_idx=torch.tensor(routing.topk_idx[rank]),
-            topk_weights=torch.tensor(routing.topk_weights[rank]),
+            x=reference.make_inputs(workload, rank, device).x,
+            topk_idx=torch.tensor(routing.topk_idx[rank], device=device),
+            topk_weights=torch.tensor(routing.topk_weights[rank], device=device),
             w13=weights.w13,
             w2=weights.w2,
-            truth=reference.reference_truth(workload, routing, rank),
+            truth=reference.reference_truth(workload, routing, rank, device),
         )
 
     @property

@@ -1,14 +1,15 @@
 """Inputs, weights, and the FP32 truth every system's output is held against.
 
 All of it is generated from the workload's seed, per rank and per expert, so that any process makes
-the same bytes without communication. The truth uses no code of any system.
+the same bytes without communication: on the CPU by numpy's PCG64, on a GPU by torch's Philox, whose
+bytes are the same on all GPUs of one model. The truth uses no code of any system.
 """
 
 import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -88,42 +89,54 @@ class Accuracy:
     ok: bool
 
 
-def make_inputs(workload: "Workload", rank: int) -> Inputs:
-    """Tokens of one source rank, standard normal. More of them only append to x."""
+def make_inputs(workload: "Workload", rank: int, device: str = "cpu") -> Inputs:
+    """Tokens of one source rank, standard normal. On the CPU, more of them only append to x."""
     shape = (token_counts(workload)[rank], workload.model.hidden)
-    x = _stream("x", workload.seed, rank).standard_normal(shape, dtype=np.float32)
-    return Inputs(torch.from_numpy(x).to(TORCH_DTYPES[workload.dtype]))
+    x = _stream("x", workload.seed, rank, device).normal(shape)
+    return Inputs(x.to(TORCH_DTYPES[workload.dtype]))
 
 
-def make_weights(workload: "Workload", experts: range) -> Weights:
+def make_weights(workload: "Workload", experts: range, device: str = "cpu") -> Weights:
     """Weights of some experts, uniform with variance 1 / fan_in, so that outputs are O(1).
 
     Expert e has the same bytes whatever range it is asked in, whoever asks.
     """
     hidden, intermediate = workload.model.hidden, workload.model.intermediate
     dtype = TORCH_DTYPES[workload.dtype]
-    w13 = torch.empty(len(experts), 2 * intermediate, hidden, dtype=dtype)
-    w2 = torch.empty(len(experts), hidden, intermediate, dtype=dtype)
+    w13 = torch.empty(len(experts), 2 * intermediate, hidden, dtype=dtype, device=device)
+    w2 = torch.empty(len(experts), hidden, intermediate, dtype=dtype, device=device)
     for i, expert in enumerate(experts):
-        rng = _stream("w", workload.seed, expert)
-        w13[i] = _uniform(rng, w13.shape[1:], hidden)
-        w2[i] = _uniform(rng, w2.shape[1:], intermediate)
+        stream = _stream("w", workload.seed, expert, device)
+        w13[i] = stream.uniform(tuple(w13.shape[1:]), hidden)
+        w2[i] = stream.uniform(tuple(w2.shape[1:]), intermediate)
     return Weights(w13, w2)
 
 
-def reference_truth(workload: "Workload", routing: "Routing", rank: int) -> Truth:
+def reference_truth(
+    workload: "Workload", routing: "Routing", rank: int, device: str = "cpu"
+) -> Truth:
     """Output of one rank's tokens in FP32 with no rounding in between, expert by expert.
 
     Inputs and weights are those of the workload's dtype. Only experts that the rank's tokens chose
     are generated, one at a time.
     """
-    x = make_inputs(workload, rank).x.float()
-    topk_idx = torch.from_numpy(routing.topk_idx[rank].copy())
-    topk_weights = torch.from_numpy(routing.topk_weights[rank].copy())
+    # A GPU's TF32 would round each product to 10 bits.
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        return _truth(workload, routing, rank, device)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _truth(workload: "Workload", routing: "Routing", rank: int, device: str) -> Truth:
+    x = make_inputs(workload, rank, device).x.float()
+    topk_idx = torch.from_numpy(routing.topk_idx[rank].copy()).to(device)
+    topk_weights = torch.from_numpy(routing.topk_weights[rank].copy()).to(device)
     y, terms = torch.zeros_like(x), torch.zeros_like(x)
-    for expert in sorted({e for e in topk_idx.flatten().tolist() if e >= 0}):
+    for expert in sorted({int(e) for e in np.unique(routing.topk_idx[rank]) if e >= 0}):
         tokens, k = torch.nonzero(topk_idx == expert, as_tuple=True)
-        weights = make_weights(workload, range(expert, expert + 1))
+        weights = make_weights(workload, range(expert, expert + 1), device)
         gate, up = (x[tokens] @ weights.w13[0].float().T).chunk(2, dim=1)
         hidden = torch.nn.functional.silu(gate) * up * topk_weights[tokens, k, None]
         w2 = weights.w2[0].float()
@@ -187,14 +200,38 @@ def _over(error: Tensor, size: Tensor) -> Tensor:
     return torch.where(error == 0, torch.zeros_like(error), error / size)
 
 
-def _uniform(rng: np.random.Generator, shape: torch.Size, fan_in: int) -> Tensor:
-    """Uniform float32 with variance 1 / fan_in: 4 times faster than normal, and no libm in it."""
-    values = rng.random(tuple(shape), dtype=np.float32)
-    values -= np.float32(0.5)
-    values *= np.float32(math.sqrt(12 / fan_in))
-    return torch.from_numpy(values)
+class _NumpyStream:
+    """Random numbers on the CPU, the same bytes on every machine."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.from_numpy(self._rng.standard_normal(shape, dtype=np.float32))
+
+    def uniform(self, shape: tuple[int, ...], fan_in: int) -> Tensor:
+        """Float32 with variance 1 / fan_in: 4 times faster than normal, and no libm in it."""
+        values = self._rng.random(shape, dtype=np.float32)
+        values -= np.float32(0.5)
+        values *= np.float32(math.sqrt(12 / fan_in))
+        return torch.from_numpy(values)
 
 
-def _stream(what: str, seed: int, index: int) -> np.random.Generator:
+class _TorchStream:
+    """Random numbers made on the device: gigabytes of weights in milliseconds."""
+
+    def __init__(self, seed: int, device: str) -> None:
+        self._generator = torch.Generator(device).manual_seed(seed % 2**63)
+        self._made: dict[str, Any] = {"generator": self._generator, "device": device}
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, **self._made)
+
+    def uniform(self, shape: tuple[int, ...], fan_in: int) -> Tensor:
+        return torch.rand(shape, **self._made).sub_(0.5).mul_(math.sqrt(12 / fan_in))
+
+
+def _stream(what: str, seed: int, index: int, device: str) -> _NumpyStream | _TorchStream:
     digest = hashlib.sha256(repr((what, seed, index)).encode()).digest()
-    return np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little")))
+    number = int.from_bytes(digest, "little")
+    return _NumpyStream(number) if device == "cpu" else _TorchStream(number, device)

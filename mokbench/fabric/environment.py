@@ -6,5 +6,8 @@ CUDA_ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
+    # NCCL 2.30 and newer take several ranks on one GPU when told to; older ones ignore it.
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_CUMEM_ENABLE": "1",
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
 }

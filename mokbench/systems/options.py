@@ -34,11 +34,17 @@ class PushOptions(TiledOptions):
     num_sms: PositiveInt | Literal["auto"] = Field("auto", description="SMs (cuda) that move rows")
 
 
-class AlltoallOptions(TiledOptions):
+class CompiledOptions(TiledOptions):
+    """Options of systems that are plain PyTorch on the cuda fabric."""
+
+    compile: bool = Field(True, description="torch.compile the expert MLPs (cuda)")
+
+
+class AlltoallOptions(CompiledOptions):
     """all_to_all_single and grouped GEMMs."""
 
 
-class LocalOptions(TiledOptions):
+class LocalOptions(CompiledOptions):
     """One rank, no exchange."""
 
 
