@@ -14,17 +14,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from mokbench import jit, machine, rates
+from mokbench import jit, machine, min_step, rates
+from mokbench.cells import expand
+from mokbench.config import load
+from mokbench.device_kernel import DeviceKernel
 from mokbench.results import RunFolder
+from mokbench.systems.cuda_push import PushShape
+from mokbench.systems.cuda_push_workspace import KERNELS, kernel
 
+ARCH = "sm_90a"
 _BLOCKS, _PASSES = 6, 10
 # Seconds after which a step is given up.
 _LIMIT_S = {"smoke": 150, "baselines": 330, "tests": 240, "sanitizer": 90}
@@ -32,24 +40,16 @@ _LIMIT_S = {"smoke": 150, "baselines": 330, "tests": 240, "sanitizer": 90}
 
 def compile_step(out: Path) -> dict[str, Any]:
     """Seconds to compile what the smoke config needs, and to load one kernel from the cache."""
-    from mokbench.shipped_kernels import smoke_kernels
-
-    with tempfile.TemporaryDirectory() as cache:
-        before = os.environ.get("MOKBENCH_CACHE")
-        os.environ["MOKBENCH_CACHE"] = cache
-        try:
-            times = {"cold": [], "cached": []}
-            for kind, seconds in times.items():
-                for source, expression in smoke_kernels():
-                    start = time.perf_counter()
-                    cubin = jit.build(source, expression, "sm_90a")
-                    if kind == "cached":
-                        _load(cubin)
-                    seconds.append(time.perf_counter() - start)
-        finally:
-            del os.environ["MOKBENCH_CACHE"]
-            if before is not None:
-                os.environ["MOKBENCH_CACHE"] = before
+    times: dict[str, list[float]] = {"cold": [], "cached": []}
+    torch.zeros(1, device="cuda")
+    with tempfile.TemporaryDirectory() as cache, _environment(MOKBENCH_CACHE=cache):
+        for kind, seconds in times.items():
+            for build in smoke_kernels():
+                start = time.perf_counter()
+                cubin = build()
+                if kind == "cached":
+                    DeviceKernel(cubin)
+                seconds.append(time.perf_counter() - start)
     return {
         "kernels": len(times["cold"]),
         "cold_compile_s": sum(times["cold"]),
@@ -57,11 +57,35 @@ def compile_step(out: Path) -> dict[str, Any]:
     }
 
 
-def _load(cubin: jit.Cubin) -> None:
-    from mokbench.device_kernel import DeviceKernel
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
-    torch.zeros(1, device="cuda")
-    DeviceKernel(cubin)
+
+def smoke_kernels() -> list[Callable[[], jit.Cubin]]:
+    """Every kernel that configs/h200-smoke.yaml launches, as calls that compile it."""
+    signal = ["hop<{n}>", "local_hop<{n}>", "entry<{n}>"]
+    signal += [f"ready<{{n}}, mokbench::Transfer::k{way}>" for way in ("Pull", "Push")]
+    named = [("overlap.cuh", "overlap_probe"), ("timing.cuh", "stamp_clocks")]
+    named += [("timing.cuh", "delay")]
+    cells = expand(load("configs/h200-smoke.yaml"), fabric="cuda")
+    works = dict.fromkeys(cell.workload for cell in cells)
+    for ranks in dict.fromkeys(work.ranks for work in works):
+        named.append(("timing.cuh", f"align_ranks<{ranks}>"))
+        wanted = signal if ranks > 1 else signal[1:2]
+        named += [("signal.cuh", f"signal_{name.format(n=ranks)}") for name in wanted]
+    shapes = [PushShape(work.model, work.ranks, work.tokens_per_rank) for work in works]
+    shapes += [PushShape(min_step.MODEL, shape.ranks, 1) for shape in shapes]
+    builds = [partial(jit.build, source, f"mokbench::{name}", ARCH) for source, name in named]
+    for shape in dict.fromkeys(shapes):
+        builds += [partial(kernel, name, shape, ARCH) for name in KERNELS]
+    return builds
 
 
 def overhead_step(out: Path) -> dict[str, Any]:
