@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The push baseline in five launches around the grouped GEMMs: plan, send, sort | GEMMs | give back,
-// reduce. Each (token, rank) crosses once; no CPU synchronisation; the epoch lives in device memory,
-// so a captured graph replays. host/push_rank.cpp is the twin, docs/protocol.md the protocol.
+// The push baseline in five launches around the grouped GEMMs: plan, send, sort | GEMMs | give
+// back, reduce. Each (token, rank) crosses once; no CPU synchronisation; the epoch lives in device
+// memory, so a captured graph replays. host/push_rank.cpp is the twin, docs/protocol.md the
+// protocol.
 #pragma once
 
 #include "ptx.cuh"
@@ -23,15 +24,15 @@ struct PushArgs {
   char* y;                    // [T, hidden]
   // Scratch of this rank, zeroed before the first pass.
   u32* epoch;
-  u32* finished;         // CTAs of the present launch that are done
-  u32* barrier;          // arrivals at grid barriers, monotonic
-  u32* slot_of;          // [max_tokens][num_ranks] -> j there, or kNobody
-  u32* num_sent;         // [num_ranks]
-  u32* chunk_rows;       // [grid][local experts]
-  u32* row_of;           // [num_ranks][max_tokens][K] -> row of x_rows
-  i32* expert_ends;      // [local experts]: first row behind each expert's, for the GEMMs
-  char* x_rows;          // [push_capacity_rows, hidden], sorted by expert
-  const char* y_rows;    // the GEMMs' output, same rows
+  u32* finished;       // CTAs of the present launch that are done
+  u32* barrier;        // arrivals at grid barriers, monotonic
+  u32* slot_of;        // [max_tokens][num_ranks] -> j there, or kNobody
+  u32* num_sent;       // [num_ranks]
+  u32* chunk_rows;     // [grid][local experts]
+  u32* row_of;         // [num_ranks][max_tokens][K] -> row of x_rows
+  i32* expert_ends;    // [local experts]: first row behind each expert's, for the GEMMs
+  char* x_rows;        // [push_capacity_rows, hidden], sorted by expert
+  const char* y_rows;  // the GEMMs' output, same rows
 };
 
 // One thread's view of the pass. `epoch` is the pass that push_plan began.
@@ -42,16 +43,18 @@ struct PushPass {
   static constexpr u32 kVecs = c.hidden / kVecElements;
   static_assert(c.element_bytes == 2, "BF16 only");
 
-  DeviceMemory memory;
+  DeviceMemory& memory;
   const PushArgs& a;
   Agent<DeviceMemory> agent;
-  PushSteps<DeviceMemory> steps;
 
-  __device__ __forceinline__ explicit PushPass(const PushArgs& args)
-      : a(args),
-        agent{memory,       args.segments, c.num_ranks,         args.rank,
-              Role::kCaller, *args.epoch,  args.wait_bound_ns},
-        steps{agent, kLayout} {}
+  // `own_memory` lives outside, and steps are made anew: a pass that referred into itself would be
+  // kept in local memory, and each access to a segment would begin with loads of its address.
+  __device__ __forceinline__ PushPass(DeviceMemory& own_memory, const PushArgs& args)
+      : memory(own_memory), a(args), agent{own_memory,        args.segments, c.num_ranks,
+                                           args.rank,         Role::kCaller, *args.epoch,
+                                           args.wait_bound_ns} {}
+
+  __device__ __forceinline__ PushSteps<DeviceMemory> steps() { return {agent, kLayout}; }
 
   __device__ __forceinline__ char* at(u32 of_rank, Field field, u64 offset) const {
     return a.segments[of_rank] + field.offset + offset;
@@ -180,7 +183,8 @@ __global__ void __launch_bounds__(kPushThreads, 1) push_plan(const __grid_consta
 template <Config c>
 __global__ void __launch_bounds__(kPushThreads, 1) push_send(const __grid_constant__ PushArgs a) {
   using Pass = PushPass<c>;
-  Pass pass(a);
+  DeviceMemory memory;
+  Pass pass(memory, a);
   const u32 lane = threadIdx.x % 32;
   const u32 num_warps = gridDim.x * kPushWarps;
   for (u32 token = blockIdx.x * kPushWarps + threadIdx.x / 32; token < a.num_tokens;
@@ -210,7 +214,7 @@ __global__ void __launch_bounds__(kPushThreads, 1) push_send(const __grid_consta
   }
   if (!pass.is_last_cta() || threadIdx.x >= c.num_ranks) return;
   ptx::st_relaxed_sys(pass.count_of(threadIdx.x, a.rank), a.num_sent[threadIdx.x]);
-  pass.steps.publish_dispatched(threadIdx.x);
+  pass.steps().publish_dispatched(threadIdx.x);
 }
 
 // Rows received from source s begin at first[s] of the pass's received rows, sources in order of
@@ -244,10 +248,11 @@ template <Config c>
 __global__ void __launch_bounds__(kPushThreads, 1) push_sort(const __grid_constant__ PushArgs a) {
   using Pass = PushPass<c>;
   static_assert(Pass::kLocalExperts <= kPushThreads, "one thread an expert");
-  Pass pass(a);
+  DeviceMemory memory;
+  Pass pass(memory, a);
   __shared__ Received<c> received;
   __shared__ u32 next_row[kPushThreads];
-  const auto wait = [&](u32 source) { return pass.steps.wait_dispatched(source); };
+  const auto wait = [&](u32 source) { return pass.steps().wait_dispatched(source); };
   if (!pass.wait_all(wait)) return;
   received.load(pass);
   const u32 chunk = (received.num_rows() + gridDim.x - 1) / gridDim.x;
@@ -316,7 +321,8 @@ template <Config c>
 __global__ void __launch_bounds__(kPushThreads, 1)
     push_give_back(const __grid_constant__ PushArgs a) {
   using Pass = PushPass<c>;
-  Pass pass(a);
+  DeviceMemory memory;
+  Pass pass(memory, a);
   __shared__ Received<c> received;
   received.load(pass);
   const u32 lane = threadIdx.x % 32;
@@ -338,16 +344,17 @@ __global__ void __launch_bounds__(kPushThreads, 1)
     }
   }
   if (!pass.is_last_cta() || threadIdx.x >= c.num_ranks) return;
-  pass.steps.publish_combined(threadIdx.x);
+  pass.steps().publish_combined(threadIdx.x);
 }
 
 // A warp a token: the sum of the partial sums of all ranks, in order of rank. Any grid.
 template <Config c>
 __global__ void __launch_bounds__(kPushThreads, 1) push_reduce(const __grid_constant__ PushArgs a) {
   using Pass = PushPass<c>;
-  Pass pass(a);
+  DeviceMemory memory;
+  Pass pass(memory, a);
   const auto wait = [&](u32 destination) {
-    return a.num_sent[destination] == 0 || pass.steps.wait_combined(destination);
+    return a.num_sent[destination] == 0 || pass.steps().wait_combined(destination);
   };
   if (!pass.wait_all(wait)) return;
   const u32 lane = threadIdx.x % 32;
