@@ -2,8 +2,10 @@
 
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import click
@@ -14,6 +16,7 @@ from mokbench.cells import expand
 from mokbench.config import Suite, load, parse
 from mokbench.errors import ConfigError, MokbenchError, ResultsError
 from mokbench.fabric import segments
+from mokbench.gpus import Gpus, read_gpus
 from mokbench.joined import JoinedStarter, Launcher, run_joined
 from mokbench.launch import WorkerPool
 from mokbench.plan import plan
@@ -24,10 +27,12 @@ from mokbench.results import RunFolder, open_runs
 from mokbench.run_meta import RunMeta
 from mokbench.selection import select
 from mokbench.spawn import LocalStarter
-from mokbench.sweep import PoolFactory, Sweep, refusal
+from mokbench.sweep import Sweep, refusal
 from mokbench.systems import system_class
 from mokbench.workload import Cell
 
+# sm_90: wgmma, bulk copies and the rest that the kernels are written in.
+_LEAST_CAPABILITY = (9, 0)
 RUNS_FOLDER = Path("results/runs")
 INTERRUPTED, FAILED, DONE = 130, 3, 0
 
@@ -58,7 +63,17 @@ def run_command(request: Request) -> int:
 
 def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | None) -> int:
     suite = _load_suite(request)
-    cells = select(expand(suite, fabric=_fabric(suite)), request.only)
+    gpus = read_gpus()
+    fabric = _fabric(suite, gpus, request.dry_run)
+    if launcher and fabric == "cuda" and gpus.ranks_per_gpu(launcher.ranks) > 1:
+        raise ConfigError(
+            [
+                f"{launcher.name} started {launcher.ranks} ranks for {gpus.visible()} GPUs; ranks "
+                "that share a GPU need an MPS daemon of their own: run mokbench without "
+                f"{launcher.name}, it starts both"
+            ]
+        )
+    cells = select(expand(suite, fabric=fabric), request.only)
     _check_traces(cells)
     if request.dry_run:
         Console().print(plan_table(plan(suite, cells, _workspace_bytes), refusal))
@@ -68,11 +83,14 @@ def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | N
     token = segments.new_token()
 
     def make_pool(ranks: int) -> WorkerPool:
-        chosen = starter or LocalStarter(folder.path / "logs")
-        return WorkerPool(ranks, chosen, suite.measure.wait_bound_s, token)
+        share_gpu = fabric == "cuda" and gpus.ranks_per_gpu(ranks) > 1
+        chosen = starter or LocalStarter(folder.path / "logs", share_gpu)
+        return WorkerPool(ranks, chosen, suite.measure.wait_bound_s, token, fabric)
 
+    link = gpus.link if fabric == "cuda" else lambda ranks: "shm"
+    sweep = partial(Sweep, suite, folder, make_pool, fabric=fabric, link=link)
     try:
-        code = _measure(request, suite, cells, folder, make_pool, launcher)
+        code = _measure(request, suite, cells, folder, sweep, launcher)
     finally:
         segments.remove(token)
     _conclude(request, folder)
@@ -84,7 +102,7 @@ def _measure(
     suite: Suite,
     cells: list[Cell],
     folder: RunFolder,
-    make_pool: PoolFactory,
+    sweep: Callable[..., Sweep],
     launcher: Launcher | None,
 ) -> int:
     """Run what is not yet stored, and say how the run ended in the folder and the exit code."""
@@ -94,7 +112,7 @@ def _measure(
     try:
         with make_progress(len(left), request.quiet) as progress:
             max_ranks = launcher.ranks if launcher else None
-            Sweep(suite, folder, make_pool, progress, max_ranks).run(left)
+            sweep(progress=progress, max_ranks=max_ranks).run(left)
     except KeyboardInterrupt:
         folder.finish("interrupted")
         _say(f"interrupted; what was measured is stored. Go on: {again}")
@@ -227,16 +245,27 @@ def _check_traces(cells: list[Cell]) -> None:
         raise ConfigError(problems)
 
 
-def _fabric(suite: Suite) -> str:
-    """``auto`` is the host fabric: it is the only one that measures so far."""
-    return "cuda" if suite.fabric == "cuda" else "host"
+def _fabric(suite: Suite, gpus: Gpus, only_list: bool) -> str:
+    """``auto`` is the cuda fabric where a GPU is there that the kernels are for, else the host.
+
+    A plan may be made anywhere (``only_list``), a run of the cuda fabric needs a GPU.
+    """
+    if suite.fabric == "cuda" and gpus.visible() == 0 and not only_list:
+        why = gpus.note or "CUDA_VISIBLE_DEVICES hides them all"
+        raise ConfigError(
+            [f"{suite.path}: fabric: cuda needs a GPU, and none is here ({why}); allowed: host"]
+        )
+    if suite.fabric != "auto":
+        return suite.fabric
+    able = gpus.visible() > 0 and (gpus.compute_capability or (0, 0)) >= _LEAST_CAPABILITY
+    return "cuda" if able else "host"
 
 
 def _workspace_bytes(cell: Cell) -> int:
     """All ranks' workspace of a cell that can run, 0 of one that cannot."""
     if refusal(cell) is not None:
         return 0
-    return cell.workload.ranks * system_class(cell.system).workspace_bytes(cell)
+    return cell.workload.ranks * system_class(cell.system, cell.fabric).workspace_bytes(cell)
 
 
 def _resume_line(folder: RunFolder, only: tuple[str, ...]) -> str:

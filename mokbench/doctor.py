@@ -91,7 +91,7 @@ def ask(system: str, fabric: str) -> Answer:
     )
     cell = Cell(f"doctor.{system}", fabric, system, (), work, Regime.ISOLATED)
     try:
-        return Answer(system, fabric, system_class(system).supports(cell))
+        return Answer(system, fabric, system_class(system, fabric).supports(cell))
     except Exception as error:
         return Answer(system, fabric, f"could not be read: {reason(error)}")
 

@@ -1,7 +1,9 @@
 """The GPUs as NVML tells them; a machine without a driver has none, and nothing here raises."""
 
 import contextlib
+import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,30 @@ class Gpus:
     memory_bytes: int | None = None
     uuids: tuple[str, ...] = ()
     note: str | None = None
+    compute_capability: tuple[int, int] | None = None
+
+    def visible(self, environment: Mapping[str, str] = os.environ) -> int:
+        """GPUs that ranks may use: NVML counts all, CUDA_VISIBLE_DEVICES may name fewer."""
+        chosen = environment.get("CUDA_VISIBLE_DEVICES")
+        if chosen is None:
+            return self.count
+        return min(self.count, sum(1 for name in chosen.split(",") if name.strip() not in _HIDDEN))
+
+    def ranks_per_gpu(self, ranks: int) -> int:
+        """How many of ``ranks`` ranks share a GPU here; neighbours do where GPUs are too few."""
+        return -(-ranks // max(1, self.visible()))
+
+    def link(self, ranks: int) -> str:
+        """What lies between ``ranks`` ranks of the cuda fabric: none, hbm, nvlink or pcie."""
+        if ranks == 1:
+            return "none"
+        if self.ranks_per_gpu(ranks) > 1:
+            return "hbm"
+        return "nvlink" if (self.topology or "").startswith("nvlink") else "pcie"
+
+
+# What CUDA takes for "no device".
+_HIDDEN = ("", "-1", "NoDevFiles")
 
 
 def read_gpus() -> Gpus:
@@ -40,6 +66,7 @@ def read_gpus() -> Gpus:
             topology=_topology(handles),
             memory_bytes=_memory(handles),
             uuids=tuple(_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles),
+            compute_capability=_capability(handles),
         )
     except pynvml.NVMLError as error:
         return Gpus(note=f"GPUs not readable: NVML: {error}")
@@ -53,6 +80,15 @@ def _memory(handles: list[Any]) -> int | None:
         return min((int(pynvml.nvmlDeviceGetMemoryInfo(h).total) for h in handles), default=None)
     except pynvml.NVMLError:
         return None
+
+
+def _capability(handles: list[Any]) -> tuple[int, int] | None:
+    """The oldest GPU's, since ranks run on all of them."""
+    try:
+        found = [pynvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles]
+    except pynvml.NVMLError:
+        return None
+    return min(((int(major), int(minor)) for major, minor in found), default=None)
 
 
 def _topology(handles: list[Any]) -> str | None:

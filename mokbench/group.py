@@ -1,25 +1,26 @@
 """One rank's work on a group of rows: all systems on one workload, checked, then timed in turn."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mokbench import metrics, reference
+from mokbench.bench import Bench
 from mokbench.config import MeasureOptions
-from mokbench.errors import MokbenchError
+from mokbench.entry import Entry, by_system
+from mokbench.errors import MokbenchError, UnsupportedError
 from mokbench.fabric.group import PeerLostError
-from mokbench.fabric.host import HostFabric
 from mokbench.layer import Layer
 from mokbench.measure.in_turn import Lane, measure_in_turn, rank_spread_us
-from mokbench.measure.memory import PeakMemory
-from mokbench.measure.timing import phase_samples
+from mokbench.measure.timing import Step
 from mokbench.stats import StopRule
-from mokbench.systems import Phased, Setup, System, options_of, system_class
-from mokbench.workload import Cell
+from mokbench.systems import Checked, Phased, Setup, options_of, system_class
+from mokbench.workload import Cell, Regime
 
 # Phases are a by-product of a row, so they get a fraction of its time.
 _PHASE_SHARE = 0.25
@@ -29,56 +30,44 @@ _TRIAL_ITERATIONS = 5
 Report = Callable[[str, str], None]
 
 
-@dataclass
-class Entry:
-    """One system with its options, prepared once for all its rows of the group."""
-
-    cells: list[Cell]
-    system: System
-    facts: dict[str, Any] = field(default_factory=dict)
-    problem: str | None = None
-
-    @property
-    def usable(self) -> bool:
-        """Whether it passed the oracle."""
-        return self.problem is None
-
-
 class GroupRun:
     """Runs the rows of one workload on this rank. Every method is collective over the ranks.
 
     ``report`` is told (cell id, phase) whenever work on a row starts, so that the launcher knows
-    what a dead or hung rank was doing.
+    what a dead or hung rank was doing. ``rates`` are the denominators measured before, if any;
+    without them no row gets a roofline, and no reference is measured in turn.
     """
 
     def __init__(
-        self, fabric: HostFabric, layer: Layer, options: MeasureOptions, report: Report
+        self,
+        bench: Bench,
+        layer: Layer,
+        options: MeasureOptions,
+        report: Report,
+        rates: dict[str, Any] | None = None,
     ) -> None:
-        self._fabric, self._layer = fabric, layer
-        self._options, self._report = options, report
+        self._bench, self._fabric, self._layer = bench, bench.fabric, layer
+        self._options, self._report, self._rates = options, report, rates
 
     def run(self, cells: list[Cell]) -> dict[str, dict[str, Any]]:
         """Result per cell id: {"problem"} or facts, samples and stop reason. Same on all ranks."""
         entries: list[Entry] = []
+        results: dict[str, dict[str, Any]] = {}
         try:
-            for members in _by_system(cells):
+            for members in by_system(cells):
                 entries.append(self._admit(members))
+            for entry in entries:
+                told = {"problem": entry.problem, "unsupported": entry.unsupported}
+                results |= {cell.id: {**told, **entry.facts} for cell in entry.cells}
             usable = [entry for entry in entries if entry.usable]
-            lanes = self._measure(usable)
+            self._measure(usable, results)
             for entry in usable:
-                entry.facts |= self._phases(entry)
+                phases = self._phases(entry)
+                for cell in entry.cells:
+                    results[cell.id] |= phases
         finally:
             for entry in entries:
                 entry.system.close()
-        results = {c.id: {"problem": e.problem, **e.facts} for e in entries for c in e.cells}
-        for lane in lanes:
-            results[lane.cell.id] |= {
-                "blocks": lane.blocks,
-                "block_us": lane.block_us,
-                "rank_spread_us": rank_spread_us(lane.blocks),
-                "measured_s": lane.warmup_s + lane.measured_s,
-                "stop_reason": lane.stop_reason,
-            }
         return results
 
     def workload_facts(self) -> dict[str, Any]:
@@ -94,28 +83,30 @@ class GroupRun:
                 for protocol in ("per_route", "per_rank")
             },
             "num_tokens": sum(routing.num_tokens),
+            "num_ranks": work.ranks,
+            "flops": metrics.layer_flops(routing, work),
+            "ranks_per_gpu": self._bench.sharing.ranks_per_gpu,
+            "num_sms": self._bench.sharing.num_sms,
         }
 
     def _admit(self, cells: list[Cell]) -> Entry:
         """Prepare a system and let it pass the oracle; its problem says why it did not."""
         self._report(cells[0].id, "prepare")
-        entry = Entry(cells, system_class(cells[0].system)())
-        peak = PeakMemory()
-        try:
-            entry.system.prepare(self._setup(cells[0]))
-        except PeerLostError:
-            raise
-        except MokbenchError as error:
-            entry.problem = str(error)
+        entry = Entry(cells, system_class(cells[0].system, cells[0].fabric)())
+        peak = self._bench.peak_memory()
+        self._prepare(entry)
+        if not entry.usable:
             return entry
         self._report(cells[0].id, "check")
         start = perf_counter()
         output = self._run(entry)
+        self._settle(entry)
         t_first_us = (perf_counter() - start) * 1e6
         first = output.clone()
         # What the second run does not write stays NaN, and shows as a difference.
         output.fill_(float("nan"))
         again = self._run(entry)
+        self._settle(entry)
         mine = {
             "sums": reference.error_sums(first, self._layer.truth),
             "repeat": torch.equal(first, again),
@@ -123,34 +114,29 @@ class GroupRun:
             "t_first_us": t_first_us,
             "peak_memory_bytes": peak.rise_bytes(),
         }
-        self._judge(entry, self._fabric.gather(mine))
+        entry.judge(self._fabric.gather(mine), self._layer.x.dtype)
         return entry
 
-    def _judge(self, entry: Entry, by_rank: list[dict[str, Any]]) -> None:
-        """Same verdict on all ranks, from all ranks' errors."""
-        sums = [rank["sums"] for rank in by_rank]
-        accuracy = reference.judge(sums, self._layer.workload.dtype)
-        repeat = all(rank["repeat"] for rank in by_rank)
-        peaks = [rank["peak_memory_bytes"] for rank in by_rank]
-        entry.facts = {
-            "rel_error": accuracy.rel_error,
-            "nan_count": accuracy.nan_count,
-            "bitwise_repeat": repeat,
-            "t_first_us": max(rank["t_first_us"] for rank in by_rank),
-            "peak_memory_bytes": None if None in peaks else max(peaks),
-        }
-        wrong_dtypes = {rank["dtype"] for rank in by_rank} - {str(self._layer.x.dtype)}
-        if wrong_dtypes:
-            found = ", ".join(sorted(wrong_dtypes))
-            entry.problem = f"output is {found}, not the input's {self._layer.x.dtype}"
-        elif not accuracy.ok:
-            entry.problem = (
-                f"output differs from the FP32 reference: relative error {accuracy.rel_error:.3g} "
-                f"(worst token {accuracy.max_token_error:.3g}), allowed {accuracy.tolerance:.3g}; "
-                f"NaN count {accuracy.nan_count}"
-            )
-        elif entry.system.deterministic and not repeat:
-            entry.problem = "two runs on the same inputs gave different bits"
+    def _prepare(self, entry: Entry) -> None:
+        """Prepare on every rank; what one rank could not do is the entry's problem on all."""
+        problem, unsupported = None, None
+        try:
+            entry.system.prepare(self._setup(entry.cells[0]))
+        except PeerLostError:
+            raise
+        except UnsupportedError as error:
+            unsupported = str(error)
+        except MokbenchError as error:
+            problem = str(error)
+        told = self._fabric.gather((problem, unsupported))
+        entry.problem = next((found for found, _ in told if found), None)
+        entry.unsupported = next((found for _, found in told if found), None)
+
+    def _settle(self, entry: Entry) -> None:
+        """Wait for the pass; raises what its kernels recorded."""
+        self._bench.synchronize()
+        if isinstance(entry.system, Checked):
+            entry.system.check()
 
     def _setup(self, cell: Cell) -> Setup:
         layer = self._layer
@@ -168,26 +154,90 @@ class GroupRun:
         layer = self._layer
         return entry.system.run(layer.x, layer.topk_idx, layer.topk_weights)
 
-    def _measure(self, entries: list[Entry]) -> list[Lane]:
+    def _measure(self, entries: list[Entry], results: dict[str, dict[str, Any]]) -> None:
         """All rows of one regime in turn, then those of the next: regimes are never mixed."""
-        lanes: list[Lane] = []
         rule = StopRule(self._options.noise, self._options.blocks, self._options.max_time_s)
         for key in dict.fromkeys((c.regime, c.graph) for e in entries for c in e.cells):
-            turn = [
-                Lane(cell, lambda entry=entry: self._run(entry))  # type: ignore[misc]
-                for entry in entries
-                for cell in entry.cells
-                if (cell.regime, cell.graph) == key
-            ]
+            turn: list[Lane] = []
+            for entry in entries:
+                for cell in entry.cells:
+                    if (cell.regime, cell.graph) == key:
+                        turn += self._lane(entry, cell, results)
+            reference = self._reference_lane(key[0]) if turn else []
             measure_in_turn(
                 self._fabric,
-                turn,
+                self._bench.timer,
+                turn + reference,
                 rule,
                 self._options.warmup,
-                lambda cell: self._report(cell.id, "measure"),
+                lambda name: self._report(name, "measure"),
             )
-            lanes += turn
-        return lanes
+            for lane in turn:
+                results[lane.name] |= self._measured(lane) | self._held_against(reference)
+
+    def _lane(self, entry: Entry, cell: Cell, results: dict[str, dict[str, Any]]) -> list[Lane]:
+        """The cell's lane; none where its graph cannot be captured or computes something else."""
+        step: Step = lambda: self._run(entry)  # noqa: E731 (a def would need the same name twice)
+        if cell.graph:
+            graphed, problem = self._graphed(entry, step)
+            problem = next(filter(None, self._fabric.gather(problem)), None)
+            if graphed is None or problem:
+                results[cell.id]["problem"] = problem
+                return []
+            step = graphed
+        check = entry.system.check if isinstance(entry.system, Checked) else lambda: None
+        return [Lane(cell.id, cell.regime, step, check)]
+
+    def _graphed(self, entry: Entry, step: Step) -> tuple[Step | None, str | None]:
+        """The captured pass, or why there is none: its replay must give the eager pass's bits."""
+        self._report(entry.cells[0].id, "capture")
+        expected = self._run(entry).clone()
+        try:
+            graphed = self._bench.timer.graphed(step)
+        except MokbenchError as error:
+            return None, str(error)
+        output = graphed()
+        self._settle(entry)
+        assert isinstance(output, Tensor)
+        if not torch.equal(output, expected):
+            return None, "a replay of the CUDA graph gave other bits than the pass it was made of"
+        return graphed, None
+
+    def _reference_lane(self, regime: Regime) -> list[Lane]:
+        """The matmul peak, in turn with the rows; none where nothing is held against it."""
+        reference = self._bench.reference(self._layer.x.dtype) if self._rates else None
+        if reference is None:
+            return []
+        # Work for the launcher's eyes only: it belongs to no row.
+        return [Lane("matmul peak", regime, reference.run, reference=True)]
+
+    def _measured(self, lane: Lane) -> dict[str, Any]:
+        return {
+            "blocks": lane.blocks,
+            "rejected": lane.rejected,
+            "block_us": lane.block_us,
+            "rank_spread_us": rank_spread_us(lane.blocks),
+            "measured_s": lane.warmup_s + lane.measured_s,
+            "stop_reason": lane.stop_reason,
+            "sm_clock_mhz": lane.sm_clock_mhz,
+            "l2_state": self._bench.timer.l2_state(lane.regime),
+        }
+
+    def _held_against(self, reference: list[Lane]) -> dict[str, Any]:
+        """Peak TFLOP/s of one GPU in this turn, and the roofline by it and the rates."""
+        measured = self._bench.reference(self._layer.x.dtype) if reference else None
+        if measured is None or self._rates is None:
+            return {}
+        per_rank = measured.flops / (float(np.median(reference[0].block_us)) / 1e6)
+        peer = self._rates["peer_bytes_per_s"] if self._bench.sharing.ranks_per_gpu == 1 else None
+        rates = metrics.Rates(per_rank, self._rates["read_bytes_per_s"], peer)
+        bound = metrics.roofline(self._layer.routing, self._layer.workload, rates)
+        ranks_per_gpu = self._bench.sharing.ranks_per_gpu or 1
+        return {
+            "peak_tflops": per_rank * ranks_per_gpu / 1e12,
+            "roofline_us": None if bound.seconds is None else bound.seconds * 1e6,
+            "roofline_bound": bound.bound,
+        }
 
     def _phases(self, entry: Entry) -> dict[str, Any]:
         """Dispatch and combine alone, where the system has them apart; us, slowest rank."""
@@ -198,8 +248,7 @@ class GroupRun:
         start = perf_counter()
 
         def measure(iterations: int) -> Tensor:
-            return phase_samples(
-                self._fabric,
+            return self._bench.timer.phases(
                 lambda: system.dispatch(layer.x, layer.topk_idx, layer.topk_weights),
                 system.compute,
                 system.combine,
@@ -211,17 +260,10 @@ class GroupRun:
         fitting = _PHASE_SHARE * self._options.max_time_s / spent_s * _TRIAL_ITERATIONS
         iterations = int(min(_MAX_PHASE_ITERATIONS, max(_TRIAL_ITERATIONS, fitting)))
         slowest = self._fabric.gather_samples(measure(iterations)).amax(dim=0).numpy()
+        self._settle(entry)
         spent_s = max(self._fabric.gather(perf_counter() - start))
         return {
             "dispatch_samples_us": slowest[:, 0],
             "combine_samples_us": slowest[:, 1],
             "phases_s": spent_s,
         }
-
-
-def _by_system(cells: list[Cell]) -> list[list[Cell]]:
-    """Cells that share a prepared system, in order of first appearance."""
-    members: dict[tuple[object, ...], list[Cell]] = {}
-    for cell in cells:
-        members.setdefault((cell.system, cell.options), []).append(cell)
-    return list(members.values())

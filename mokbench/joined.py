@@ -151,7 +151,9 @@ class _Agent:
     def answer(self, verb: str, argument: Any) -> Any:
         """Carry out one request of the leading rank."""
         if verb == "start":
-            self._worker = WorkerProcess(argument, self._log, worker_environment())
+            self._worker = WorkerProcess(
+                argument, self._log, worker_environment(argument["fabric"])
+            )
         elif verb == "alive":
             return self._worker is not None and self._worker.alive()
         elif verb == "describe":

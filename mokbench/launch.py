@@ -70,8 +70,16 @@ class StartError(GroupError):
 class WorkerPool:
     """The workers of one number of ranks. A failed job ends them; the next call starts new ones."""
 
-    def __init__(self, ranks: int, starter: Starter, wait_bound_s: float, shm_token: str) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        starter: Starter,
+        wait_bound_s: float,
+        shm_token: str,
+        fabric: str = "host",
+    ) -> None:
         self.ranks = ranks
+        self._fabric = fabric
         self._starter = starter
         self._authkey = secrets.token_bytes(16)
         self._listener = starter.listen(self._authkey)
@@ -87,6 +95,7 @@ class WorkerPool:
         self._generation += 1
         common = {
             "ranks": self.ranks,
+            "fabric": self._fabric,
             "address": self._starter.address,
             "authkey": self._authkey.hex(),
             "shm_token": f"{self._shm_token}-{self._generation}",

@@ -28,7 +28,7 @@ class Layer:
     truth: reference.Truth
 
     @classmethod
-    def build(cls, workload: Workload, rank: int) -> "Layer":
+    def build(cls, workload: Workload, rank: int, device: str = "cpu") -> "Layer":
         """Generate everything from the workload's seed; no communication."""
         routing = generate(workload)
         per_rank = workload.model.experts // workload.ranks

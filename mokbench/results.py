@@ -47,13 +47,15 @@ __all__ = [
     "open_runs",
 ]
 
-# duration_us and start_us are of one rank's iteration, on that rank's own clock.
+# duration_us and start_us are of one rank's iteration, on that rank's own clock. sm_clock_mhz is
+# NaN where there is none to read; samples whose clock was too low are there but not accepted.
 SAMPLE_TYPES = {
     "block": "int32",
     "iteration": "int32",
     "rank": "int32",
     "start_us": "float64",
     "duration_us": "float64",
+    "sm_clock_mhz": "float64",
     "accepted": "bool",
 }
 

@@ -1,19 +1,22 @@
 """From what the ranks measured to the stored row: statistics, derived figures, notes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from mokbench import stats
-from mokbench.figures import Quantity, SignalPoint
+from mokbench import metrics, stats
+from mokbench.figures import Quantity, SignalPoint, StepTime
+from mokbench.measure.columns import CLOCK, DURATION, START
+from mokbench.rates import RatePoint
 from mokbench.record import Record
 from mokbench.results import SAMPLE_TYPES
 from mokbench.systems import System
 from mokbench.workload import Cell, Regime
 
+SHARED_GPU_NOTE = "ranks share one GPU; ratios do not predict NVLink"
 TWIN_NOTE = "host twin: a protocol check, no performance verdict"
 
 
@@ -26,6 +29,7 @@ class Surroundings:
     timer_step_us: float
     signals: Mapping[int, SignalPoint]  # by number of ranks
     min_step: Quantity | None
+    rates: RatePoint | None = None
     min_step_note: str | None = None
 
 
@@ -39,22 +43,20 @@ def measured_record(
 ) -> tuple[Record, pd.DataFrame]:
     """The ok row of ``cell`` and its raw samples; ``context`` goes into the row as it is."""
     blocks: list[np.ndarray] = result["blocks"]
-    slowest = [block[:, :, 1].max(axis=0) for block in blocks]
-    step = stats.summarize(
-        np.concatenate(slowest), np.repeat(np.arange(len(blocks)), [len(s) for s in slowest])
-    )
-    notes, traffic = [TWIN_NOTE], None
+    step = _step_time(blocks)
+    notes, traffic = _fabric_notes(cell, around.link), None
     if around.min_step_note:
         notes.append(around.min_step_note)
     if system.traffic is not None:
         by_phase = facts["traffic"][system.traffic]
         traffic = {f"{phase}_bytes": count for phase, count in by_phase.items()}
-    scalars: dict[str, Any]
     detail, scalars = _signal_fields(system, cell.workload.ranks, around.signals)
     detail |= _phase_fields(cell, result, scalars)
     if around.min_step is not None:
         detail["min_step_us"] = around.min_step
         scalars["min_step_us"] = around.min_step.median
+    if cell.fabric == "cuda":
+        scalars |= _gpu_fields(facts, result, step.median, scalars, traffic, around, notes)
     record = Record.from_cell(
         cell,
         status="ok",
@@ -66,7 +68,7 @@ def measured_record(
         wire_bytes=_bytes(traffic, "wire") if traffic else 0,
         traffic=traffic,
         stop_reason=result["stop_reason"],
-        rejected_samples=0,
+        rejected_samples=sum(part.shape[1] for part in result["rejected"]),
         block_us=result["block_us"],
         noise=stats.noise(result["block_us"]),
         measured_s=result["measured_s"] + _phases_s(cell, result),
@@ -78,7 +80,58 @@ def measured_record(
         **checked_fields(facts, result),
         **context,
     )
-    return record, _samples_frame(blocks)
+    return record, _samples_frame(blocks, result["rejected"])
+
+
+def _step_time(blocks: Sequence[np.ndarray]) -> StepTime:
+    """Over iterations, each the maximum over ranks."""
+    slowest = [block[:, :, DURATION].max(axis=0) for block in blocks]
+    index = np.repeat(np.arange(len(blocks)), [len(part) for part in slowest])
+    return stats.summarize(np.concatenate(slowest), index)
+
+
+def _fabric_notes(cell: Cell, link: str) -> list[str]:
+    if cell.fabric == "host":
+        return [TWIN_NOTE]
+    return [SHARED_GPU_NOTE] if link == "hbm" else []
+
+
+def _gpu_fields(
+    facts: dict[str, Any],
+    result: dict[str, Any],
+    step_us: float,
+    phases: dict[str, Any],
+    traffic: dict[str, Any] | None,
+    around: Surroundings,
+    notes: list[str],
+) -> dict[str, Any]:
+    """What only rows of the cuda fabric carry: rates over the measured peaks, clock, sharing."""
+    ranks_per_gpu = facts["ranks_per_gpu"]
+    fields: dict[str, Any] = {name: facts[name] for name in ("ranks_per_gpu", "num_sms")} | {
+        name: result.get(name)
+        for name in ("peak_tflops", "roofline_us", "sm_clock_mhz", "l2_state")
+    }
+    gpus = facts["num_ranks"] / ranks_per_gpu
+    fields["tflops_per_gpu"] = metrics.tflops_per_gpu(facts["flops"], step_us / 1e6, gpus)
+    if fields["roofline_us"]:
+        fields["roofline_ratio"] = step_us / fields["roofline_us"]
+        notes.append(f"roofline: bound by {result['roofline_bound']}")
+    peer = around.rates.peer_bytes_per_s if around.rates else None
+    if peer is not None:
+        fields["link_peak_gbs"] = peer / 1e9
+        for name, kind, spent_us in (
+            ("link_utilization", "useful", step_us),
+            ("wire_utilization", "wire", step_us),
+            ("dispatch_link_utilization", "dispatch_useful", phases.get("dispatch_us")),
+            ("combine_link_utilization", "combine_useful", phases.get("combine_us")),
+        ):
+            if traffic is None or spent_us is None:
+                continue
+            moved = traffic[f"{kind}_bytes"] if "_" in kind else _bytes(traffic, kind)
+            fields[name] = metrics.utilization(
+                moved, spent_us / 1e6, peer, facts["num_ranks"], around.link
+            )
+    return fields
 
 
 def checked_fields(facts: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
@@ -95,15 +148,15 @@ def checked_fields(facts: dict[str, Any], result: dict[str, Any]) -> dict[str, A
 
 
 def signal_points(
-    points: list[dict[str, Any]], fabric: str, link: str, usable_cores: int
+    points: list[dict[str, Any]], fabric: str, link: Callable[[int], str], usable_cores: int
 ) -> list[SignalPoint]:
-    """Stored form of the workers' signaling rounds."""
+    """Stored form of the workers' signaling rounds; ``link`` by number of ranks."""
     return [
         SignalPoint.model_validate(
             {
                 "ranks": point["ranks"],
                 "fabric": fabric,
-                "link": link,
+                "link": link(point["ranks"]),
                 "oversubscribed": point["ranks"] > usable_cores,
                 "crowded": [
                     name
@@ -169,22 +222,24 @@ def _phases_s(cell: Cell, result: dict[str, Any]) -> float:
     return result.get("phases_s", 0.0) if cell.regime is Regime.ISOLATED else 0.0
 
 
-def _samples_frame(blocks: list[np.ndarray]) -> pd.DataFrame:
-    """Raw samples [ranks, iterations, 2] of each block as one table."""
-    parts = []
-    for index, block in enumerate(blocks):
-        ranks, iterations, _ = block.shape
-        rank, iteration = np.meshgrid(np.arange(ranks), np.arange(iterations), indexing="ij")
-        parts.append(
-            pd.DataFrame(
-                {
-                    "block": index,
-                    "iteration": iteration.ravel(),
-                    "rank": rank.ravel(),
-                    "start_us": block[:, :, 0].ravel(),
-                    "duration_us": block[:, :, 1].ravel(),
-                    "accepted": True,
-                }
-            )
-        )
+def _samples_frame(blocks: Sequence[np.ndarray], rejected: Sequence[np.ndarray]) -> pd.DataFrame:
+    """Raw samples [ranks, iterations, 3] of each block as one table, rejected ones at the end."""
+    parts = [_block_frame(block, index, True) for index, block in enumerate(blocks)]
+    parts += [_block_frame(block, index, False) for index, block in enumerate(rejected)]
     return pd.concat(parts, ignore_index=True)[list(SAMPLE_TYPES)]
+
+
+def _block_frame(block: np.ndarray, index: int, accepted: bool) -> pd.DataFrame:
+    ranks, iterations, _ = block.shape
+    rank, iteration = np.meshgrid(np.arange(ranks), np.arange(iterations), indexing="ij")
+    return pd.DataFrame(
+        {
+            "block": index,
+            "iteration": iteration.ravel(),
+            "rank": rank.ravel(),
+            "start_us": block[:, :, START].ravel(),
+            "duration_us": block[:, :, DURATION].ravel(),
+            "sm_clock_mhz": block[:, :, CLOCK].ravel(),
+            "accepted": accepted,
+        }
+    )

@@ -7,19 +7,19 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import IO, Any
 
 import mokbench
+from mokbench.fabric.environment import CUDA_ENVIRONMENT
+from mokbench.fabric.mps import MpsDaemon
+from mokbench.private_folder import private_folder
 
 _LOG_TAIL_LINES = 12
-# A socket's path has at most 107 bytes on Linux and 103 on macOS, "/socket" included.
-_MAX_SOCKET_FOLDER_BYTES = 90
 
 
-def worker_environment() -> dict[str, str]:
+def worker_environment(fabric: str) -> dict[str, str]:
     """The environment of a worker: one thread a rank, gloo on the loopback interface.
 
     Ranks are the parallelism here; a BLAS that starts its own threads would measure the scheduler.
@@ -29,6 +29,8 @@ def worker_environment() -> dict[str, str]:
         environment[name] = "1"
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     environment.setdefault("PYTHONFAULTHANDLER", "1")
+    if fabric == "cuda":
+        environment |= CUDA_ENVIRONMENT
     # A checkout that is not installed must be found by its workers too.
     package_home = Path(mokbench.__file__).resolve().parents[1]
     if package_home.name not in ("site-packages", "dist-packages"):
@@ -91,21 +93,18 @@ class WorkerProcess:
             self._lifeline.close()
 
 
-def _private_folder() -> Path:
-    """A new folder for a socket and a store, with a path that a socket's address can hold."""
-    folder = Path(tempfile.mkdtemp(prefix="mokbench-"))
-    if len(str(folder).encode()) > _MAX_SOCKET_FOLDER_BYTES:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="mokbench-", dir="/tmp"))
-    return folder
-
-
 class LocalStarter:
-    """All ranks on this host, found through a socket and a file store in a private folder."""
+    """All ranks on this host, found through a socket and a file store in a private folder.
 
-    def __init__(self, log_folder: Path) -> None:
+    Ranks that share a GPU (``share_gpu``) get an MPS daemon, a new one with every start: a fatal
+    error of one client can leave a daemon useless.
+    """
+
+    def __init__(self, log_folder: Path, share_gpu: bool = False) -> None:
         self._log_folder = log_folder
-        self._folder = _private_folder()
+        self._share_gpu = share_gpu
+        self._mps: MpsDaemon | None = None
+        self._folder = private_folder("mokbench-", "socket")
         self._processes: list[WorkerProcess] = []
 
     def listen(self, authkey: bytes) -> Listener:
@@ -124,7 +123,10 @@ class LocalStarter:
     def start(self, specs: list[dict[str, Any]]) -> None:
         """One process a spec, its output in the run folder's logs."""
         self._log_folder.mkdir(parents=True, exist_ok=True)
-        environment = worker_environment()
+        environment = worker_environment(specs[0]["fabric"])
+        if self._share_gpu:
+            self._mps = MpsDaemon()
+            environment |= self._mps.environment
         for spec in specs:
             log = self._log_folder / f"rank{spec['rank']}.log"
             self._processes.append(WorkerProcess(spec, log, environment))
@@ -147,6 +149,9 @@ class LocalStarter:
         for process in self._processes:
             process.kill()
         self._processes = []
+        if self._mps is not None:
+            self._mps.stop()
+            self._mps = None
 
     def close(self) -> None:
         """Remove the private folder."""

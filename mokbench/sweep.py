@@ -7,24 +7,26 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from mokbench import routing
+from mokbench import min_step, rates, routing
 from mokbench.config import MeasureOptions, Suite
 from mokbench.errors import MokbenchError
 from mokbench.figures import Failure, Quantity, SignalPoint
 from mokbench.launch import GroupError, StartError, WorkerPool
 from mokbench.machine import usable_cores
+from mokbench.measure.columns import DURATION
 from mokbench.progress import Progress
+from mokbench.rates import RatePoint
 from mokbench.record import Record
 from mokbench.results import RunFolder
 from mokbench.rows import Surroundings, checked_fields, measured_record, signal_points
 from mokbench.stats import quantity
 from mokbench.systems import system_class
-from mokbench.workload import Cell, Model, Regime, Workload
+from mokbench.workload import Cell
 
-# One token a rank at one fixed shape: what coordinating a step costs with almost nothing to move.
-MIN_STEP_MODEL = Model("min-step", hidden=2048, intermediate=256, experts=16, top_k=2)
 _MIN_STEP_TIME_S = 0.5
 _SIGNAL_DEADLINE_S = 120.0
+_RATES_DEADLINE_S = 120.0
+_PLENTY = 1 << 20
 
 PoolFactory = Callable[[int], WorkerPool]
 
@@ -34,6 +36,7 @@ class Sweep:
     """One run of a suite's cells into a folder.
 
     ``max_ranks`` is the number of ranks a launcher gave, or None when this command starts them.
+    ``link`` says what lies between a number of ranks.
     """
 
     suite: Suite
@@ -41,7 +44,9 @@ class Sweep:
     make_pool: PoolFactory
     progress: Progress
     max_ranks: int | None = None
-    link: str = "shm"
+    fabric: str = "host"
+    link: Callable[[int], str] = lambda ranks: "shm"
+    _rates: dict[int, RatePoint] = field(default_factory=dict)
     _signals: dict[int, SignalPoint] = field(default_factory=dict)
     _min_steps: dict[tuple[Any, ...], Quantity | str] = field(default_factory=dict)
     _digests: dict[tuple[Any, ...], str] = field(default_factory=dict)
@@ -50,6 +55,7 @@ class Sweep:
     def run(self, cells: list[Cell]) -> None:
         """Measure ``cells`` and store a row for each; raises what ends the whole run."""
         self._signals = {point.ranks: point for point in self.folder.signals()}
+        self._rates = {point.ranks: point for point in rates.read(self.folder.path)}
         for record in self.folder.records():
             if record.routing_digest:
                 self._digests[_routing_key(record)] = record.routing_digest
@@ -76,12 +82,30 @@ class Sweep:
     def _run_ranks(self, pool: WorkerPool, cells: list[Cell]) -> None:
         self.progress.say(f"starting {pool.ranks} ranks")
         pool.start()
+        if self.fabric == "cuda" and pool.ranks not in self._rates:
+            self._measure_rates(pool)
         if self.suite.measure.signals and pool.ranks not in self._signals:
             self._measure_signals(pool)
         for _, group in itertools.groupby(cells, key=lambda cell: cell.workload):
             members = list(group)
             self._measure_min_steps(pool, members)
             self._run_group(pool, members)
+
+    def _measure_rates(self, pool: WorkerPool) -> None:
+        """Denominators and self-tests; without them nothing may be measured."""
+        self.progress.say(f"rates and self-tests with {pool.ranks} ranks")
+        try:
+            told = pool.call({"kind": "rates"}, _RATES_DEADLINE_S, _RATES_DEADLINE_S)
+        except GroupError as error:
+            raise MokbenchError(f"the GPUs cannot be measured on: {error}") from error
+        self._rates[pool.ranks] = RatePoint.of(
+            told,
+            ranks=pool.ranks,
+            ranks_per_gpu=told.pop("ranks_per_gpu"),
+            fabric=self.fabric,
+            link=self.link(pool.ranks),
+        )
+        rates.write(self.folder.path, list(self._rates.values()))
 
     def _measure_signals(self, pool: WorkerPool) -> None:
         self.progress.say(f"signaling among {pool.ranks} ranks")
@@ -90,42 +114,41 @@ class Sweep:
         except GroupError as error:
             self.progress.say(f"signaling failed, its fields stay empty: {error}")
             return
-        points = signal_points(reply["points"], self.suite_fabric, self.link, usable_cores())
+        # Kernels wait on SMs of their own, whatever the host's cores are doing.
+        cores = usable_cores() if self.fabric == "host" else _PLENTY
+        points = signal_points(reply["points"], self.fabric, self.link, cores)
         self._signals |= {point.ranks: point for point in points}
         self.folder.write_signals([self._signals[ranks] for ranks in sorted(self._signals)])
-
-    @property
-    def suite_fabric(self) -> str:
-        """The only fabric this version measures on."""
-        return "host"
 
     def _measure_min_steps(self, pool: WorkerPool, cells: list[Cell]) -> None:
         """The minimal step of every system of the group that has none yet."""
         if not self.suite.measure.min_step:
             return
-        wanted = {_min_step_key(cell): cell for cell in cells}
+        wanted = {min_step.key(cell): cell for cell in cells}
         new = {key: cell for key, cell in wanted.items() if key not in self._min_steps}
         if not new:
             return
-        if MIN_STEP_MODEL.experts % pool.ranks:
-            why = f"min_step_us: its {MIN_STEP_MODEL.experts} experts do not divide among the ranks"
+        if min_step.MODEL.experts % pool.ranks:
+            why = f"min_step_us: its {min_step.MODEL.experts} experts do not divide among the ranks"
             self._min_steps |= dict.fromkeys(new, why)
             return
-        probes = {_min_step_cell(cell): key for key, cell in new.items()}
+        probes = {min_step.probe(cell): key for key, cell in new.items()}
         short = min(_MIN_STEP_TIME_S, self.suite.measure.max_time_s)
         options = self.suite.measure.model_copy(update={"max_time_s": short})
-        for probe, _, outcome in self._attempts(pool, list(probes), options):
-            if isinstance(outcome, Failure) or outcome["problem"]:
-                text = outcome.text if isinstance(outcome, Failure) else outcome["problem"]
+        for probe, _, outcome in self._attempts(pool, list(probes), options, None):
+            text = outcome.text if isinstance(outcome, Failure) else _why_not(outcome)
+            if text is not None:
                 self._min_steps[probes[probe]] = f"min_step_us failed: {text}"
             else:
-                slowest = [us for b in outcome["blocks"] for us in b[:, :, 1].max(axis=0)]
+                slowest = [us for b in outcome["blocks"] for us in b[:, :, DURATION].max(axis=0)]
                 self._min_steps[probes[probe]] = quantity(slowest)
 
     def _run_group(self, pool: WorkerPool, cells: list[Cell]) -> None:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         before = time.monotonic()
-        for cell, facts, outcome in self._attempts(pool, cells, self.suite.measure):
+        known = self._rates.get(pool.ranks)
+        told = known.model_dump(mode="json") if known else None
+        for cell, facts, outcome in self._attempts(pool, cells, self.suite.measure, told):
             spent_s = time.monotonic() - before
             context: dict[str, Any] = {
                 "started": started,
@@ -136,6 +159,9 @@ class Sweep:
                 self._store(
                     Record.from_cell(cell, status="failed", reason=reason, error=outcome, **context)
                 )
+            elif outcome["unsupported"]:
+                reason = outcome["unsupported"]
+                self._store(Record.from_cell(cell, status="unsupported", reason=reason))
             elif outcome["problem"]:
                 context |= checked_fields(facts, outcome)
                 text = outcome["problem"]
@@ -147,7 +173,7 @@ class Sweep:
                 turn = f"{started}-{self._turns}-{cell.regime}"
                 record, samples = measured_record(
                     cell,
-                    system_class(cell.system),
+                    system_class(cell.system, cell.fabric),
                     facts,
                     outcome,
                     self._around(cell),
@@ -157,7 +183,11 @@ class Sweep:
                 self._store(record, samples)
 
     def _attempts(
-        self, pool: WorkerPool, cells: list[Cell], options: MeasureOptions
+        self,
+        pool: WorkerPool,
+        cells: list[Cell],
+        options: MeasureOptions,
+        known_rates: dict[str, Any] | None,
     ) -> Iterator[tuple[Cell, dict[str, Any], Any]]:
         """(cell, facts, result or Failure) for every cell; a failed row does not take others along.
 
@@ -171,6 +201,7 @@ class Sweep:
                 "kind": "cells",
                 "cells": [cell.to_dict() for cell in left],
                 "measure": options.model_dump(mode="json", by_alias=True),
+                "rates": known_rates,
             }
             try:
                 reply = pool.call(
@@ -196,19 +227,22 @@ class Sweep:
         return f" (if one pass takes longer than {bound_s:g} s, raise measure: wait_bound)"
 
     def _around(self, cell: Cell) -> Surroundings:
-        min_step = self._min_steps.get(_min_step_key(cell))
+        found = self._min_steps.get(min_step.key(cell))
         return Surroundings(
             link="none" if cell.workload.ranks == 1 else self._link_of(cell),
-            oversubscribed=cell.workload.ranks > usable_cores(),
+            oversubscribed=self.fabric == "host" and cell.workload.ranks > usable_cores(),
             timer_step_us=time.get_clock_info("perf_counter").resolution * 1e6,
             signals=self._signals,
-            min_step=min_step if isinstance(min_step, Quantity) else None,
-            min_step_note=min_step if isinstance(min_step, str) else None,
+            rates=self._rates.get(cell.workload.ranks),
+            min_step=found if isinstance(found, Quantity) else None,
+            min_step_note=found if isinstance(found, str) else None,
         )
 
     def _link_of(self, cell: Cell) -> str:
-        """alltoall goes through gloo's sockets; the twin through shared memory."""
-        return "tcp" if system_class(cell.system).signal is None else self.link
+        """On the host alltoall goes through gloo's sockets, the twin through shared memory."""
+        if self.fabric == "host" and system_class(cell.system).signal is None:
+            return "tcp"
+        return self.link(cell.workload.ranks)
 
     def _store(self, record: Record, samples: Any = None) -> None:
         """Store a row; raises MokbenchError where a resumed run would mix two routings."""
@@ -236,7 +270,13 @@ def refusal(cell: Cell, max_ranks: int | None = None) -> str | None:
         top_k=work.model.top_k,
         tokens_per_rank=work.tokens_per_rank,
     )
-    return impossible or system_class(cell.system).supports(cell)
+    return impossible or system_class(cell.system, cell.fabric).supports(cell)
+
+
+def _why_not(outcome: dict[str, Any]) -> str | None:
+    """Why a system has no figures although no rank failed, or None."""
+    text: str | None = outcome["problem"] or outcome["unsupported"]
+    return text
 
 
 def _stored(error: GroupError) -> Failure:
@@ -249,20 +289,3 @@ def _routing_key(record: Record) -> tuple[Any, ...]:
     """What decides a row's routes; rows that share it must share the routing's digest."""
     sizes = (record.model, record.experts, record.top_k, record.ranks, record.tokens_per_rank)
     return (*sizes, record.routing, record.placement, record.seed)
-
-
-def _min_step_key(cell: Cell) -> tuple[Any, ...]:
-    return (cell.system, cell.options, cell.workload.ranks, cell.workload.dtype)
-
-
-def _min_step_cell(cell: Cell) -> Cell:
-    work = Workload(
-        model=MIN_STEP_MODEL,
-        ranks=cell.workload.ranks,
-        tokens_per_rank=1,
-        dtype=cell.workload.dtype,
-        routing=routing.RoutingSpec(),
-        seed=cell.workload.seed,
-    )
-    name = f"min-step.{cell.system}" + (f"~{cell.variant}" if cell.options else "")
-    return Cell(name, cell.fabric, cell.system, cell.options, work, Regime.ISOLATED)

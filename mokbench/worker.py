@@ -19,11 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mokbench import twin
+from mokbench.bench import Bench, open_bench
 from mokbench.config import MeasureOptions
 from mokbench.fabric import segments
 from mokbench.fabric.group import PeerLostError
-from mokbench.fabric.host import HostFabric
 from mokbench.group import GroupRun
 from mokbench.layer import Layer
 from mokbench.measure.signaling import signal_samples
@@ -39,31 +38,36 @@ _REMOVE_TRIES = 100
 class Worker:
     """The rank's state across jobs."""
 
-    def __init__(self, fabric: HostFabric, connection: Connection) -> None:
-        self._fabric = fabric
+    def __init__(self, bench: Bench, connection: Connection) -> None:
+        self._bench, self._fabric = bench, bench.fabric
         self._connection = connection
         self._layers: dict[Workload, Layer] = {}
 
     def serve(self) -> None:
         """Answer jobs until told to stop; a job that raises ends the worker."""
+        answers = {"signals": self._signals, "rates": self._rates, "cells": self._cells}
         while (job := self._connection.recv())["kind"] != "stop":
             try:
-                reply = self._signals() if job["kind"] == "signals" else self._cells(job)
+                reply = answers[job["kind"]](job)
             except Exception as error:
                 self._connection.send(("failed", failure(error)))
                 # Peers may be mid-protocol, so nothing here can be trusted to close in order.
                 raise
             self._connection.send(("done", reply))
 
-    def _signals(self) -> dict[str, Any] | None:
+    def _signals(self, job: dict[str, Any]) -> dict[str, Any] | None:
         points = signal_samples(self._fabric)
         return {"points": points} if self._fabric.rank == 0 else None
+
+    def _rates(self, job: dict[str, Any]) -> dict[str, Any] | None:
+        return self._bench.rates()
 
     def _cells(self, job: dict[str, Any]) -> dict[str, Any] | None:
         cells = [Cell.from_dict(cell) for cell in job["cells"]]
         options = MeasureOptions.model_validate(job["measure"])
         self._report(cells[0].id, "generate")
-        run = GroupRun(self._fabric, self._layer(cells[0].workload), options, self._report)
+        layer = self._layer(cells[0].workload)
+        run = GroupRun(self._bench, layer, options, self._report, job["rates"])
         facts = run.workload_facts()
         digests = self._fabric.gather(facts["routing_digest"])
         if len(set(digests)) != 1:
@@ -75,7 +79,7 @@ class Worker:
         if workload not in self._layers:
             while len(self._layers) >= _MAX_LAYERS:
                 self._layers.pop(next(iter(self._layers)))
-            self._layers[workload] = Layer.build(workload, self._fabric.rank)
+            self._layers[workload] = Layer.build(workload, self._fabric.rank, self._bench.device)
         return self._layers[workload]
 
     def _report(self, cell_id: str, phase: str) -> None:
@@ -85,9 +89,10 @@ class Worker:
 def failure(error: Exception) -> dict[str, Any]:
     """What the launcher needs to name the rank at fault."""
     kind, prefix = "error", ""
-    fault = None
-    if isinstance(error, twin.Fault):
-        kind, fault = "fault", dict(error.record)
+    # An expired wait of a kernel or of the twin, whose class is there only where it is built.
+    fault = getattr(error, "record", None)
+    if fault is not None:
+        kind, fault = "fault", dict(fault)
         prefix = f"rank {fault['rank']}: "
     elif isinstance(error, PeerLostError):
         kind = "peer"
@@ -156,15 +161,20 @@ def _serve(spec: dict[str, Any]) -> None:
     connection.send(("hello", spec["rank"], os.getpid()))
     torch.set_num_threads(1)
     try:
-        fabric = HostFabric(
-            spec["rank"], spec["ranks"], open_store(spec), spec["shm_token"], spec["wait_bound_s"]
+        bench = open_bench(
+            spec["fabric"],
+            spec["rank"],
+            spec["ranks"],
+            open_store(spec),
+            spec["wait_bound_s"],
+            spec["shm_token"],
         )
     except Exception as error:
         connection.send(("failed", failure(error)))
         raise
     connection.send(("ready",))
-    Worker(fabric, connection).serve()
-    fabric.close()
+    Worker(bench, connection).serve()
+    bench.fabric.close()
     connection.close()
 
 

@@ -91,6 +91,7 @@ def fake_samples(median_us: float, ranks: int, seed: int) -> pd.DataFrame:
     drift = rng.normal(1.0, 0.02, NUM_BLOCKS)[frame["block"].to_numpy()]
     tail = 1.0 + rng.gamma(2.0, 0.01, len(frame))
     frame["duration_us"] = median_us * drift * tail
+    frame["sm_clock_mhz"] = np.nan
     frame["start_us"] = np.cumsum(frame["duration_us"].to_numpy())
     frame["accepted"] = True
     return frame

@@ -318,7 +318,7 @@ def test_systems_answer_on_both_fabrics() -> None:
 
 
 def test_system_that_raises_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: str) -> type:
+    def broken(*_: str) -> type:
         raise ImportError("no such library")
 
     monkeypatch.setattr(doctor, "system_class", broken)

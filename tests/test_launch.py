@@ -88,7 +88,7 @@ def test_no_launcher():
 
 def test_workers_get_one_thread_each(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
-    assert worker_environment()["OMP_NUM_THREADS"] == "1"
+    assert worker_environment("host")["OMP_NUM_THREADS"] == "1"
 
 
 def test_a_worker_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch):
@@ -131,7 +131,7 @@ def test_only_the_last_workers_log_is_quoted(tmp_path, monkeypatch):
     (logs / "rank0.log").write_text("ValueError: of an earlier worker\n", encoding="utf-8")
     monkeypatch.setattr(sys, "executable", "/bin/false")
     starter = LocalStarter(logs)
-    starter.start([{"rank": 0}])
+    starter.start([{"rank": 0, "fabric": "host"}])
     assert starter.describe(0) == "exit code 1"
     starter.kill()
     starter.close()

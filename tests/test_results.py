@@ -36,7 +36,8 @@ def test_a_run_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert frame is not None
     assert frame["duration_us"].tolist() == samples["duration_us"].tolist()
     assert list(frame.columns) == [
-        "block", "iteration", "rank", "start_us", "duration_us", "accepted",
+        "block", "iteration", "rank", "start_us", "duration_us",
+        "sm_clock_mhz", "accepted",
     ]  # fmt: skip
     assert again.samples(failed()) is None
 

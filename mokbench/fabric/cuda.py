@@ -6,24 +6,22 @@ NVLink multicast is never used.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _symmetric_memory as symmetric_memory
 
+from mokbench.errors import UnsupportedError
 from mokbench.fabric.fault import RECORD_BYTES, FaultError, parse
 from mokbench.fabric.group import RankGroup
 
-# Set for every worker before torch is imported: a program that uses multicast can put the GPUs of
-# a shared host out of service, and one GPU for several ranks has to be allowed explicitly.
-WORKER_ENVIRONMENT = {
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    "NVSHMEM_DISABLE_NVLS": "1",
-    "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
-}
+if TYPE_CHECKING:
+    from mokbench.fabric.cuda_signal import CudaSignal
+
+# kMaxRanks of protocol.h: kernels take that many segment pointers.
+MAX_RANKS = 128
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,13 @@ class SymmetricBuffer:
 
     own: Tensor
     pointers: tuple[int, ...]
+    handle: Any
+
+    def of(self, rank: int) -> Tensor:
+        """Another rank's memory as a tensor on this rank's GPU, uint8 [num_bytes]."""
+        offset = self.pointers[rank] - int(self.handle.buffer_ptrs[rank])
+        found: Tensor = self.handle.get_buffer(rank, self.own.shape, torch.uint8, offset)
+        return found
 
     def fault(self) -> FaultError | None:
         """The fault that this rank's kernels recorded at the buffer's head; synchronizes."""
@@ -43,6 +48,7 @@ class CudaFabric(RankGroup):
     """One rank's view of the fabric. Every method but ``close`` is collective.
 
     ``num_sms`` is what a kernel of this rank may use: its GPU's SMs over the ranks that share it.
+    ``allocated_bytes`` counts symmetric memory that this rank holds or held.
     """
 
     name: ClassVar[str] = "cuda"
@@ -50,7 +56,11 @@ class CudaFabric(RankGroup):
     def __init__(self, rank: int, ranks: int, store: dist.Store, wait_bound_s: float) -> None:
         super().__init__(rank, ranks, store, wait_bound_s)
         num_gpus = torch.cuda.device_count()
-        self.ranks_per_gpu = -(-ranks // num_gpus)
+        if num_gpus == 0:
+            raise UnsupportedError("fabric: cuda needs a GPU; torch sees none here")
+        self.ranks_per_gpu = ranks_per_gpu(ranks, num_gpus)
+        self.allocated_bytes = 0
+        self._signal: CudaSignal | None = None
         self.device = torch.device("cuda", rank // self.ranks_per_gpu)
         torch.cuda.set_device(self.device)
         properties = torch.cuda.get_device_properties(self.device)
@@ -68,7 +78,22 @@ class CudaFabric(RankGroup):
         # The handle's pointers are those of the allocation, which may hold more than this tensor.
         offset = own.data_ptr() - handle.buffer_ptrs[self.rank]
         pointers = tuple(int(pointer) + offset for pointer in handle.buffer_ptrs)
+        self.allocated_bytes += num_bytes
         own.zero_()
         torch.cuda.synchronize()
         self.barrier()
-        return SymmetricBuffer(own, pointers)
+        return SymmetricBuffer(own, pointers, handle)
+
+    @property
+    def signal(self) -> "CudaSignal":
+        """Signaling rounds among all ranks, set up by the first question."""
+        from mokbench.fabric.cuda_signal import CudaSignal
+
+        if self._signal is None:
+            self._signal = CudaSignal(self)
+        return self._signal
+
+
+def ranks_per_gpu(ranks: int, num_gpus: int) -> int:
+    """Neighbouring ranks share a GPU where there are fewer GPUs than ranks."""
+    return -(-ranks // num_gpus)

@@ -37,6 +37,11 @@ class RankGroup:
         timeout = timedelta(seconds=max(10.0, 2 * wait_bound_s))
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
 
+    @property
+    def signal(self) -> Any:
+        """Signaling rounds: hop, local_hop, entry and ready; see measure/signaling.py."""
+        raise NotImplementedError
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's ``value``, by rank, on every rank."""
         values: list[Any] = [None] * self.ranks

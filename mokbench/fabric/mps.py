@@ -9,11 +9,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 from mokbench.errors import UnsupportedError
+from mokbench.private_folder import private_folder
 
 _CONTROL = "nvidia-cuda-mps-control"
 _START_DEADLINE_S = 20.0
@@ -30,7 +30,7 @@ class MpsDaemon:
                 f"several ranks on one GPU need CUDA MPS, and {_CONTROL} is not on the PATH; "
                 "install the driver's MPS tools or use one GPU per rank"
             )
-        self._folder = Path(tempfile.mkdtemp(prefix="mokbench-mps-"))
+        self._folder = private_folder("mokbench-mps-", "pipe/control_privileged")
         self._guard = subprocess.Popen(
             [sys.executable, "-P", "-m", "mokbench.fabric.mps", str(self._folder)],
             stdin=subprocess.PIPE,

@@ -4,98 +4,146 @@ The ratio of two systems is then taken block by block, and most of the drift can
 """
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
-from mokbench.fabric.host import HostFabric
-from mokbench.measure.timing import TIME_BLOCK, Step, isolated_block
+from mokbench.fabric.group import RankGroup
+from mokbench.measure.columns import CLOCK, DURATION, START
+from mokbench.measure.timing import Step, Timer, block
 from mokbench.stats import StopRule
-from mokbench.workload import Cell, Regime
+from mokbench.workload import Regime
 
 # Long enough that alignment and gathering are small beside it, short enough for many turns.
 _BLOCK_S = 0.1
+# A reference is there for its ratio only.
+_REFERENCE_BLOCK_S = 0.02
 _MAX_ITERATIONS = 500
 # A chain of fewer passes is mostly its first and last one.
 _MIN_CHAIN = 4
+# Samples below this share of the warm-up's clock are measured again after a rest.
+_MIN_CLOCK_SHARE = 0.75
+_MAX_REDOS = 3
+_REST_S = 0.3
 
 
 @dataclass
 class Lane:
-    """One row being measured; a block is float64 [ranks, samples, 2] (start_us, duration_us).
+    """One row being measured; a block is float64 [ranks, samples, 3], see measure.timing.Timer.
 
-    ``measured_s`` is the time inside blocks, ``warmup_s`` that of the passes before the first.
+    A ``reference`` lane is no row: it runs in every turn until the others have stopped. ``check``
+    is called after every block and raises what a kernel recorded. ``blocks`` hold accepted samples
+    only, ``rejected`` those whose clock was too low. ``measured_s`` is the time inside blocks,
+    ``warmup_s`` that of the passes before the first.
     """
 
-    cell: Cell
+    name: str
+    regime: Regime
     step: Step
+    check: Callable[[], None] = lambda: None
+    reference: bool = False
     iterations: int = 1
+    clock_mhz: float = math.nan
     blocks: list[np.ndarray] = field(default_factory=list)
+    rejected: list[np.ndarray] = field(default_factory=list)
     block_us: list[float] = field(default_factory=list)
     measured_s: float = 0.0
     warmup_s: float = 0.0
     stop_reason: str | None = None
 
+    @property
+    def num_rejected(self) -> int:
+        """Samples thrown away because the clock was low."""
+        return sum(part.shape[1] for part in self.rejected)
+
+    @property
+    def sm_clock_mhz(self) -> float | None:
+        """Median SM clock of the accepted samples of all ranks; None where none was read."""
+        clocks = np.concatenate([part[:, :, CLOCK].ravel() for part in self.blocks])
+        known = clocks[~np.isnan(clocks)]
+        return float(np.median(known)) if len(known) else None
+
 
 def measure_in_turn(
-    fabric: HostFabric,
+    group: RankGroup,
+    timer: Timer,
     lanes: list[Lane],
     rule: StopRule,
     warmup: int,
-    on_block: Callable[[Cell], None],
+    on_block: Callable[[str], None],
 ) -> None:
     """Fill every lane until its stop rule says why it may stop. Collective over all ranks.
 
     All ranks see all samples and decide from the same numbers, so they stop at the same block.
-    ``on_block`` is told which lane runs now.
+    ``on_block`` is told the name of the lane that runs now.
     """
     for lane in lanes:
-        on_block(lane.cell)
-        lane.iterations = _choose_iterations(fabric, lane, rule, warmup)
+        on_block(lane.name)
+        lane.iterations = _choose_iterations(group, timer, lane, rule, warmup)
     turn = 0
-    while running := [lane for lane in lanes if lane.stop_reason is None]:
+    while any(lane.stop_reason is None for lane in lanes if not lane.reference):
+        running = [lane for lane in lanes if lane.stop_reason is None]
         # The first of a turn may find a colder machine than the last: each is first in its turn.
         first = turn % len(running)
         for lane in running[first:] + running[:first]:
-            on_block(lane.cell)
-            _run_block(fabric, lane)
-            lane.stop_reason = rule.decide(lane.block_us, lane.measured_s)
+            on_block(lane.name)
+            _run_block(group, timer, lane)
+            if not lane.reference:
+                lane.stop_reason = rule.decide(lane.block_us, lane.measured_s)
         turn += 1
 
 
-def _choose_iterations(fabric: HostFabric, lane: Lane, rule: StopRule, warmup: int) -> int:
+def _choose_iterations(
+    group: RankGroup, timer: Timer, lane: Lane, rule: StopRule, warmup: int
+) -> int:
     """Passes per block from the warm-up, the same on all ranks."""
-    samples = fabric.gather_samples(isolated_block(fabric, lane.step, max(1, warmup)))
+    samples = group.gather_samples(timer.isolated(lane.step, max(1, warmup)))
+    lane.check()
     lane.warmup_s = _span_s(samples.numpy(), passes=1)
-    step_s = float(samples[:, :, 1].amax(dim=0).median()) / 1e6
-    block_s = min(_BLOCK_S, rule.max_time_s / max(1, rule.min_blocks))
-    floor = _MIN_CHAIN if lane.cell.regime is Regime.STEADY else 1
+    lane.clock_mhz = float(samples[:, :, CLOCK].nanmedian())
+    step_s = float(samples[:, :, DURATION].amax(dim=0).median()) / 1e6
+    wanted_s = _REFERENCE_BLOCK_S if lane.reference else _BLOCK_S
+    block_s = min(wanted_s, rule.max_time_s / max(1, rule.min_blocks))
+    floor = _MIN_CHAIN if lane.regime is Regime.STEADY else 1
     return min(_MAX_ITERATIONS, max(floor, math.ceil(block_s / max(step_s, 1e-9))))
 
 
-def _run_block(fabric: HostFabric, lane: Lane) -> None:
-    own = TIME_BLOCK[lane.cell.regime](fabric, lane.step, lane.iterations)
-    block = fabric.gather_samples(own).numpy()
-    lane.blocks.append(block)
-    slowest_us = block[:, :, 1].max(axis=0)
-    lane.block_us.append(float(np.median(slowest_us)))
-    lane.measured_s += _span_s(block, lane.iterations if lane.cell.regime is Regime.STEADY else 1)
+def _run_block(group: RankGroup, timer: Timer, lane: Lane) -> None:
+    """One block; a part of it whose clock was low is thrown away and measured again."""
+    parts: list[np.ndarray] = []
+    missing = lane.iterations
+    for redo in range(_MAX_REDOS + 1):
+        own = block(timer, lane.regime, lane.step, missing)
+        lane.check()
+        samples = group.gather_samples(own).numpy()
+        passes = lane.iterations if lane.regime is Regime.STEADY else 1
+        # NaN, where no clock was read, is not low.
+        good = ~(samples[:, :, CLOCK].min(axis=0) < _MIN_CLOCK_SHARE * lane.clock_mhz)
+        if redo == _MAX_REDOS and not good.all():
+            # Three rests did not bring the clock back: it is the clock of this machine now.
+            lane.clock_mhz = float(np.nanmedian(samples[:, :, CLOCK]))
+            good[:] = True
+        # Time for samples that are thrown away is not taken from the row's.
+        lane.measured_s += _span_s(samples, passes) * float(good.mean())
+        parts.append(samples[:, good])
+        if good.all():
+            break
+        lane.rejected.append(samples[:, ~good])
+        missing = lane.iterations if lane.regime is Regime.STEADY else int((~good).sum())
+        time.sleep(_REST_S)
+    lane.blocks.append(np.concatenate(parts, axis=1))
+    lane.block_us.append(float(np.median(lane.blocks[-1][:, :, DURATION].max(axis=0))))
 
 
-def _span_s(block: np.ndarray, passes: int) -> float:
-    """Time from the first rank's first start to the last rank's last stop, alignment in between."""
-    start, duration = block[:, :, 0], block[:, :, 1] * passes
-    return float((start + duration).max() - start.min()) / 1e6
+def _span_s(samples: np.ndarray, passes: int) -> float:
+    """Time from a rank's first start to its last stop, alignment in between; the longest rank's."""
+    start, duration = samples[:, :, START], samples[:, :, DURATION] * passes
+    return float(((start + duration).max(axis=1) - start.min(axis=1)).max()) / 1e6
 
 
 def rank_spread_us(blocks: list[np.ndarray]) -> float:
     """Median over samples of slowest minus fastest rank."""
-    spread = [np.ptp(block[:, :, 1], axis=0) for block in blocks]
+    spread = [np.ptp(samples[:, :, DURATION], axis=0) for samples in blocks]
     return float(np.median(np.concatenate(spread)))
-
-
-def all_true(fabric: HostFabric, value: bool) -> bool:
-    """Whether ``value`` holds on every rank."""
-    return bool(fabric.gather_samples(torch.tensor([float(value)])).all())

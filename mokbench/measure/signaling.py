@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from mokbench.fabric.host import HostFabric
+from mokbench.fabric.group import RankGroup
 from mokbench.measure.cores import own_cores
 
 # A pair of ranks that must take turns on one core needs milliseconds a round: stop asking early.
@@ -13,7 +13,7 @@ _TRIAL_ROUNDS = 20
 _BUDGET_S = 0.25
 
 
-def signal_samples(fabric: HostFabric) -> list[dict[str, Any]]:
+def signal_samples(fabric: RankGroup) -> list[dict[str, Any]]:
     """Raw rounds in us for every number of ranks worth having; collective, the same on all ranks.
 
     One entry per number of ranks: {"ranks", "samples": {quantity: [us, ...]}} with the quantities
@@ -45,7 +45,7 @@ def _rank_counts(ranks: int) -> Iterator[int]:
             yield count
 
 
-def _rounds(fabric: HostFabric, kind: str, args: tuple[int, ...]) -> dict[str, list[float]]:
+def _rounds(fabric: RankGroup, kind: str, args: tuple[int, ...]) -> dict[str, list[float]]:
     """Rounds of one quantity, as many as fit the budget; slowest rank per round."""
     start = time.perf_counter()
     _measure(fabric, kind, _TRIAL_ROUNDS, args)
@@ -60,7 +60,7 @@ def _rounds(fabric: HostFabric, kind: str, args: tuple[int, ...]) -> dict[str, l
 
 
 def _measure(
-    fabric: HostFabric, kind: str, rounds: int, args: tuple[int, ...]
+    fabric: RankGroup, kind: str, rounds: int, args: tuple[int, ...]
 ) -> dict[str, list[float]]:
     ranks = 1 if kind == "local_hop" else 2 if kind == "hop" else args[0]
     with own_cores(fabric.rank, ranks):
@@ -68,7 +68,7 @@ def _measure(
 
 
 def _run_rounds(
-    fabric: HostFabric, kind: str, rounds: int, args: tuple[int, ...]
+    fabric: RankGroup, kind: str, rounds: int, args: tuple[int, ...]
 ) -> dict[str, list[float]]:
     signal = fabric.signal
     if kind in ("pull", "push"):

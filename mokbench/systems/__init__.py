@@ -6,7 +6,7 @@ itself, never prints, and never reads the configuration. See docs/add-a-system.m
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
 from mokbench import twin
 from mokbench.errors import UnsupportedError
@@ -15,8 +15,6 @@ from mokbench.workload import Cell, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from mokbench.fabric.host import HostFabric
 
 _CLASSES = {
     "mok": "mokbench.systems.mok:Mok",
@@ -27,13 +25,22 @@ _CLASSES = {
 }
 
 
+# Where a fabric has a class of its own; elsewhere the host's says that it cannot.
+_CUDA_CLASSES = {
+    "push": "mokbench.systems.cuda_push:Push",
+    "alltoall": "mokbench.systems.cuda_alltoall:Alltoall",
+    "local": "mokbench.systems.cuda_local:Local",
+}
+
+
 @dataclass(frozen=True)
 class Setup:
     """All that a system gets to prepare one workload on one rank.
 
     ``w13`` is [local experts, 2 * intermediate, hidden] (gate rows, then up rows), ``w2`` is
     [local experts, hidden, intermediate]; rank r holds experts [r * E / N, (r + 1) * E / N).
-    ``max_tokens`` is the largest token count of any rank.
+    ``max_tokens`` is the largest token count of any rank. ``fabric`` is a HostFabric or a
+    CudaFabric, by the cell's fabric; on the latter all tensors are on the rank's GPU.
     """
 
     workload: Workload
@@ -42,7 +49,7 @@ class Setup:
     max_tokens: int
     w13: "Tensor"
     w2: "Tensor"
-    fabric: "HostFabric"
+    fabric: Any
 
     @property
     def num_local_experts(self) -> int:
@@ -99,9 +106,18 @@ class Phased(Protocol):
         """Expert outputs back to their tokens' ranks, weighted and summed."""
 
 
-def system_class(name: str) -> type[System]:
+@runtime_checkable
+class Checked(Protocol):
+    """A system whose kernels record faults that Python has to look for."""
+
+    def check(self) -> None:
+        """Raise the fault that this rank recorded since it was prepared; synchronizes."""
+
+
+def system_class(name: str, fabric: str = "host") -> type[System]:
     """The class of a system; its file is imported now, its libraries when it needs them."""
-    module, _, attribute = _CLASSES[name].partition(":")
+    classes = _CLASSES if fabric == "host" else {**_CLASSES, **_CUDA_CLASSES}
+    module, _, attribute = classes[name].partition(":")
     return cast(type[System], getattr(import_module(module), attribute))
 
 

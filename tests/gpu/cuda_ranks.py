@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from mokbench.fabric.cuda import WORKER_ENVIRONMENT, CudaFabric
+from mokbench.fabric.cuda import CudaFabric
+from mokbench.fabric.environment import CUDA_ENVIRONMENT
 from mokbench.fabric.mps import MpsDaemon
 
 Body = Callable[[CudaFabric], Any]
@@ -26,7 +27,7 @@ def run_ranks(
     daemon = MpsDaemon() if shared else None
     before = dict(os.environ)
     try:
-        os.environ.update(WORKER_ENVIRONMENT | (daemon.environment if daemon else {}))
+        os.environ.update(CUDA_ENVIRONMENT | (daemon.environment if daemon else {}))
         with tempfile.TemporaryDirectory() as folder:
             queue = context.Queue()
             store = str(Path(folder) / "store")

@@ -1,0 +1,146 @@
+"""A rank's fabric with the measuring tools that belong to it: the host's, or the GPU's."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from mokbench.fabric.group import RankGroup
+from mokbench.fabric.host import HostFabric
+from mokbench.measure.memory import PeakMemory
+from mokbench.measure.timing import HostTimer, Timer
+
+
+class Peak(Protocol):
+    """Bytes by which a rank's memory rose above its level at construction."""
+
+    def rise_bytes(self) -> int | None:
+        """None where it cannot be read."""
+
+
+class Reference(Protocol):
+    """What every turn also measures, to divide by."""
+
+    flops: int
+
+    def run(self) -> object:
+        """One repetition on this rank."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How ranks share the GPUs, for the rows; all None on the host fabric."""
+
+    ranks_per_gpu: int | None = None
+    num_sms: int | None = None
+
+
+class Bench(Protocol):
+    """One rank's place to measure: ``fabric`` reaches the others, ``timer`` times passes."""
+
+    device: str
+    sharing: Sharing
+
+    @property
+    def fabric(self) -> RankGroup:
+        """The ranks' group and its memory."""
+
+    @property
+    def timer(self) -> Timer:
+        """How passes are timed here."""
+
+    def peak_memory(self) -> Peak:
+        """Start watching this rank's memory."""
+
+    def reference(self, dtype: torch.dtype) -> Reference | None:
+        """The matmul that rows of ``dtype`` are held against; None where there is none."""
+
+    def rates(self) -> dict[str, Any] | None:
+        """Denominators measured once, and the self-tests; collective. None where there are none."""
+
+    def synchronize(self) -> None:
+        """Wait until all that this rank queued has run."""
+
+
+class HostBench:
+    """The host fabric: CPU tensors, the monotonic clock, no peak to hold anything against."""
+
+    device = "cpu"
+
+    def __init__(self, fabric: HostFabric) -> None:
+        self.fabric = fabric
+        self.timer = HostTimer(fabric)
+        self.sharing = Sharing()
+
+    def peak_memory(self) -> Peak:
+        """See Bench."""
+        return PeakMemory()
+
+    def reference(self, dtype: torch.dtype) -> None:
+        """The twin is a protocol check: no row is held against a peak."""
+
+    def rates(self) -> None:
+        """See reference."""
+
+    def synchronize(self) -> None:
+        """The host's passes return when they are done."""
+
+
+class CudaBench:
+    """The cuda fabric: tensors on the rank's GPU, CUDA events, cuBLAS in turn."""
+
+    def __init__(self, fabric: Any) -> None:
+        from mokbench.fabric.overlap import require_overlap
+        from mokbench.measure.gpu_timing import GpuTimer
+
+        self.fabric = fabric
+        # A wait among ranks that take turns would never end, so this comes before any other.
+        self._overlap_s = require_overlap(fabric) if fabric.ranks_per_gpu > 1 else None
+        self.timer = GpuTimer(fabric)
+        self.device = str(fabric.device)
+        self.sharing = Sharing(fabric.ranks_per_gpu, fabric.num_sms)
+        self._references: dict[torch.dtype, Reference] = {}
+
+    def peak_memory(self) -> Peak:
+        """See Bench."""
+        from mokbench.measure.gpu_memory import GpuPeakMemory
+
+        return GpuPeakMemory(self.fabric)
+
+    def reference(self, dtype: torch.dtype) -> Reference:
+        """See Bench."""
+        from mokbench.measure.denominators import MatmulPeak
+
+        if dtype not in self._references:
+            self._references[dtype] = MatmulPeak(self.fabric, dtype)
+        return self._references[dtype]
+
+    def rates(self) -> dict[str, Any]:
+        """See Bench; overlap_ms is how long the kernels of a shared GPU ran at the same time."""
+        from mokbench.measure.denominators import device_rates
+
+        return {
+            **device_rates(self.fabric, self.timer).to_dict(),
+            "overlap_ms": None if self._overlap_s is None else self._overlap_s * 1e3,
+            "ranks_per_gpu": self.sharing.ranks_per_gpu,
+        }
+
+    def synchronize(self) -> None:
+        """See Bench."""
+        torch.cuda.synchronize()
+
+
+def open_bench(
+    fabric: str,
+    rank: int,
+    ranks: int,
+    store: torch.distributed.Store,
+    wait_bound_s: float,
+    shm_token: str,
+) -> Bench:
+    """Join the other ranks; collective. Raises MokbenchError where this fabric cannot be."""
+    if fabric == "host":
+        return HostBench(HostFabric(rank, ranks, store, shm_token, wait_bound_s))
+    from mokbench.fabric.cuda import CudaFabric
+
+    return CudaBench(CudaFabric(rank, ranks, store, wait_bound_s))

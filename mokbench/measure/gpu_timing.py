@@ -1,0 +1,203 @@
+"""Timing on the GPU: CUDA events around a pass whose start all ranks agreed on, on the device.
+
+An isolated pass: the L2 is flushed, a kernel holds the stream until the CPU has queued the whole
+pass and all ranks are there, and two events enclose the pass. The SMs' clocks are read just outside
+the events.
+"""
+
+import ctypes
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mokbench import jit
+from mokbench.device_kernel import DeviceKernel
+from mokbench.errors import MokbenchError
+from mokbench.fabric.cuda import MAX_RANKS, CudaFabric
+from mokbench.measure.columns import CLOCK, DURATION, START
+from mokbench.measure.timing import Step
+from mokbench.workload import Regime
+
+_SOURCE = "timing.cuh"
+_ALIGN_THREADS = 128  # kMaxRanks
+# Counters of signal_layout for kMaxRanks ranks fit.
+_SEGMENT_BYTES = 1 << 20
+# The CPU must have queued a pass before the device starts it: this much longer than it took before.
+_LEAD_FACTOR = 1.5
+_MIN_LEAD_S, _MAX_LEAD_S = 20e-6, 5e-3
+# Flushing writes more than the L2 holds, so that what the pass before left is evicted.
+_FLUSH_FACTOR = 2
+
+
+class AlignArgs(ctypes.Structure):
+    """AlignArgs of timing.cuh."""
+
+    _fields_ = (
+        ("segments", ctypes.c_uint64 * MAX_RANKS),
+        ("rank", ctypes.c_uint32),
+        ("value", ctypes.c_uint32),
+        ("lead_ns", ctypes.c_uint64),
+        ("wait_bound_ns", ctypes.c_uint64),
+    )
+
+
+class StampArgs(ctypes.Structure):
+    """StampArgs of timing.cuh."""
+
+    _fields_ = (("stamps", ctypes.c_uint64), ("num_sms", ctypes.c_uint32))
+
+
+class GpuTimer:
+    """Timer of the cuda fabric; see measure.timing.Timer."""
+
+    def __init__(self, fabric: CudaFabric) -> None:
+        self._fabric = fabric
+        properties = torch.cuda.get_device_properties(fabric.device)
+        self._num_sms = properties.multi_processor_count
+        self._buffer = fabric.allocate(_SEGMENT_BYTES)
+        self._value = 0
+        expression = f"mokbench::align_ranks<{fabric.ranks}>"
+        self._align_kernel = DeviceKernel(jit.build(_SOURCE, expression, fabric.arch))
+        self._stamp_kernel = DeviceKernel(jit.build(_SOURCE, "mokbench::stamp_clocks", fabric.arch))
+        flush_bytes = _FLUSH_FACTOR * properties.L2_cache_size
+        self._flush = torch.zeros(flush_bytes, dtype=torch.uint8, device=fabric.device)
+        # Construction zeroes the buffer, which a peer's first alignment raises.
+        fabric.barrier()
+
+    def l2_state(self, regime: Regime) -> str:
+        """Single passes start with a flushed L2, a chain finds what the pass before left."""
+        return "flushed" if regime is Regime.ISOLATED else "warm"
+
+    def isolated(self, step: Step, iterations: int) -> Tensor:
+        """See Timer; durations are those of CUDA events."""
+        events, stamps = _events(2 * iterations), self._stamps(2 * iterations)
+        lead_s = _MAX_LEAD_S
+        for i in range(iterations):
+            queued = time.perf_counter()
+            self._flush.zero_()
+            self.align(lead_s)
+            self._stamp(stamps[2 * i])
+            events[2 * i].record()
+            step()
+            events[2 * i + 1].record()
+            self._stamp(stamps[2 * i + 1])
+            lead_s = _lead_s(time.perf_counter() - queued)
+        self._synchronize()
+        pairs = zip(events[::2], events[1::2], strict=True)
+        duration_us = torch.tensor([a.elapsed_time(b) * 1e3 for a, b in pairs])
+        return _block(stamps, duration_us)
+
+    def steady(self, step: Step, iterations: int) -> Tensor:
+        """See Timer; no flush, no alignment inside."""
+        events, stamps = _events(2), self._stamps(2)
+        self.align(_MAX_LEAD_S)
+        self._stamp(stamps[0])
+        events[0].record()
+        for _ in range(iterations):
+            step()
+        events[1].record()
+        self._stamp(stamps[1])
+        self._synchronize()
+        period_us = events[0].elapsed_time(events[1]) * 1e3 / iterations
+        return _block(stamps, torch.tensor([period_us]))
+
+    def phases(self, dispatch: Step, compute: Step, combine: Step, iterations: int) -> Tensor:
+        """See Timer; dispatch finds a flushed L2, combine what the expert MLPs left."""
+        events = _events(4 * iterations)
+        lead_s = _MAX_LEAD_S
+        for i in range(iterations):
+            queued = time.perf_counter()
+            self._flush.zero_()
+            for phase, part in enumerate((dispatch, combine)):
+                if phase:
+                    compute()
+                self.align(lead_s)
+                events[4 * i + 2 * phase].record()
+                part()
+                events[4 * i + 2 * phase + 1].record()
+            lead_s = _lead_s(time.perf_counter() - queued)
+        self._synchronize()
+        times = [a.elapsed_time(b) * 1e3 for a, b in zip(events[::2], events[1::2], strict=True)]
+        return torch.tensor(times, dtype=torch.float64).reshape(iterations, 2)
+
+    def graphed(self, step: Step) -> Step:
+        """``step`` once outside, so that nothing is set up while capturing, then captured."""
+        step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                output = step()
+        except RuntimeError as error:
+            raise MokbenchError(f"the pass cannot be captured in a CUDA graph: {error}") from error
+
+        def replay() -> object:
+            graph.replay()
+            return output
+
+        return replay
+
+    def align(self, lead_s: float = 0.0) -> None:
+        """Queue a kernel that ends when the stream was held for ``lead_s`` and all ranks are here.
+
+        Ranks leave it a flag's travel apart.
+        """
+        self._value += 1
+        arguments = AlignArgs(
+            segments=(ctypes.c_uint64 * MAX_RANKS)(*self._buffer.pointers),
+            rank=self._fabric.rank,
+            value=self._value % 2**32,
+            lead_ns=int(lead_s * 1e9),
+            wait_bound_ns=int(self._fabric.wait_bound_s * 1e9),
+        )
+        self._align_kernel.launch(1, _ALIGN_THREADS, [arguments], _stream())
+
+    def _stamps(self, count: int) -> Tensor:
+        """Room for ``count`` readings of all SMs: int64 [count, SMs, (cycles, ns)]."""
+        shape = (count, self._num_sms, 2)
+        return torch.zeros(shape, dtype=torch.int64, device=self._fabric.device)
+
+    def _stamp(self, stamps: Tensor) -> None:
+        arguments = StampArgs(stamps.data_ptr(), self._num_sms)
+        self._stamp_kernel.launch(self._num_sms, 32, [arguments], _stream())
+
+    def _synchronize(self) -> None:
+        """Wait for the GPU; raises the fault of a rank that did not come to an alignment."""
+        torch.cuda.synchronize()
+        if fault := self._buffer.fault():
+            raise fault
+
+
+def _lead_s(queueing_s: float) -> float:
+    """How long to hold the next pass; a pass in which the CPU itself waits must not run away."""
+    return min(_MAX_LEAD_S, max(_MIN_LEAD_S, _LEAD_FACTOR * queueing_s))
+
+
+def _events(count: int) -> Sequence[torch.cuda.Event]:
+    return [torch.cuda.Event(enable_timing=True) for _ in range(count)]  # type: ignore[no-untyped-call]
+
+
+def _stream() -> int:
+    return int(torch.cuda.current_stream().cuda_stream)
+
+
+def _block(stamps: Tensor, duration_us: Tensor) -> Tensor:
+    """Columns of a block: when each sample began, how long it took, the SMs' clock meanwhile."""
+    readings = stamps.cpu().double().reshape(-1, 2, *stamps.shape[1:])
+    samples = torch.empty(len(duration_us), 3, dtype=torch.float64)
+    samples[:, DURATION] = duration_us
+    for i, (before, after) in enumerate(readings):
+        samples[i, START], samples[i, CLOCK] = _start_and_clock(before, after)
+    return samples
+
+
+def _start_and_clock(before: Tensor, after: Tensor) -> tuple[float, float]:
+    """Start in us of globaltimer, and MHz from the SMs that both readings [SMs, 2] caught."""
+    caught = before[:, 1] > 0
+    start_us = float(before[caught, 1].min()) / 1e3 if caught.any() else math.nan
+    both = caught & (after[:, 1] > before[:, 1])
+    cycles, ns = (after[both] - before[both]).unbind(dim=1)
+    return start_us, float((cycles / ns).median()) * 1e3 if both.any() else math.nan

@@ -1,0 +1,141 @@
+"""Whole runs of the cuda fabric: rows, shared GPUs, killed ranks, killed commands, what is left."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from runs import end, gone, mokbench, send, started, statuses, wait_for_rows, worker_processes
+
+from mokbench import rates
+from mokbench.results import RunFolder
+
+CONFIG = """\
+name: small
+fabric: cuda
+ranks: {ranks}
+model: {{name: small, hidden: 1024, intermediate: 256, experts: 16, top_k: 4}}
+systems: [push, alltoall]
+sweep:
+  tokens_per_rank: [64, 256]
+  routing: [balanced, skewed]
+measure: {{regimes: {regimes}, graph: {graph}, noise: 5%, blocks: 3, max_time: 100ms,
+  deadline: 60s, wait_bound: 2s, signals: {signals}, min_step: {signals}}}
+"""
+
+
+@pytest.fixture
+def scratch(tmp_path):
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    return folder
+
+
+def config(folder, ranks, regimes="[isolated]", graph="[false]", signals="false"):
+    path = folder / "small.yaml"
+    text = CONFIG.format(ranks=ranks, regimes=regimes, graph=graph, signals=signals)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def daemons(scratch):
+    """MPS processes of a daemon whose folder is under ``scratch``."""
+    found = []
+    for process in psutil.process_iter(["name"]):
+        if not (process.info["name"] or "").startswith("nvidia-cuda-mps"):
+            continue
+        try:
+            folder = process.environ().get("CUDA_MPS_PIPE_DIRECTORY", "")
+        except (psutil.AccessDenied, psutil.NoSuchProcess):
+            continue
+        if folder.startswith(str(scratch)):
+            found.append(process)
+    return found
+
+
+def test_rows_of_a_shared_gpu_say_what_they_are(tmp_path, scratch):
+    out = tmp_path / "run"
+    arguments = config(tmp_path, "[1, 2]", "[isolated, steady]", "[false, true]", "true")
+    done = mokbench("run", arguments, "--out", out, env=os.environ | {"TMPDIR": str(scratch)})
+    print(done.stdout[-6000:], done.stderr[-3000:])
+    assert done.returncode == 0
+    records = [r for r in RunFolder.open(out).records() if r.system == "push"]
+    assert len(records) == 2 * 4 * 4
+    for record in records:
+        assert record.status == "ok", record.reason
+        assert record.rel_error < 8e-3
+        assert record.bitwise_repeat
+        assert record.ranks_per_gpu == record.ranks
+        assert record.link == ("none" if record.ranks == 1 else "hbm")
+        assert record.link_utilization is None
+        shared = "ranks share one GPU; ratios do not predict NVLink"
+        assert (shared in record.notes) == (record.ranks == 2)
+        assert record.l2_state == ("flushed" if record.regime == "isolated" else "warm")
+        assert 100 < record.peak_tflops < 1500
+        # A pass cannot be faster than its roofline, and nothing is in the L2 at its start.
+        if record.regime == "isolated":
+            assert record.roofline_ratio > 1
+        assert 300 < record.sm_clock_mhz < 2500
+        assert 5 < record.step_time_us.median < 20_000
+    points = rates.read(out)
+    assert [point.ranks for point in points] == [1, 2]
+    for point in points:
+        assert 1000 < point.gpu_copy_gbs < 6000
+        assert abs(point.skew_self_test_us - 200) < 20
+    assert points[1].overlap_ms > 5
+    assert daemons(scratch) == []
+    assert list(scratch.glob("mokbench-*")) == []
+
+
+def test_a_killed_parent_leaves_no_daemon_no_process_and_no_folder(tmp_path, scratch):
+    out = tmp_path / "run"
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    with started("run", config(tmp_path, 2), "--out", out, "--no-charts", env=environment) as run:
+        wait_for_rows(out, 4, run)
+        workers = worker_processes(run.pid)
+        mps = daemons(scratch)
+        assert len(workers) == 2
+        assert mps, "the daemon must be seen, or its end would mean nothing"
+        send(run, signal.SIGKILL)
+        run.wait()
+        assert gone(workers)
+        assert gone(mps, 30)
+    guards = [p for p in psutil.process_iter(["cmdline"]) if _is_guard(p, scratch)]
+    assert gone(guards, 20)
+    assert daemons(scratch) == []
+    assert list(scratch.glob("mokbench-*")) == []
+
+
+def _is_guard(process, scratch):
+    line = process.info["cmdline"] or []
+    return "mokbench.fabric.mps" in line and any(str(scratch) in word for word in line)
+
+
+def test_a_killed_rank_fails_one_row_and_new_ranks_do_the_rest(tmp_path, scratch):
+    out = tmp_path / "run"
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    with started("run", config(tmp_path, 2), "--out", out, "--no-charts", env=environment) as run:
+        wait_for_rows(out, 4, run)
+        worker_processes(run.pid)[1].kill()
+        code, _, err = end(run)
+    assert code == 3, err
+    found = RunFolder.open(out).records()
+    failed = [record for record in found if record.status == "failed"]
+    assert len(found) == 8
+    assert [record.error.rank for record in failed] == [1]
+    assert sum(record.status == "ok" for record in found) == 3
+    assert daemons(scratch) == []
+
+
+def test_ctrl_c_keeps_rows_and_stops_the_daemon(tmp_path, scratch):
+    out = tmp_path / "run"
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    with started("run", config(tmp_path, 2), "--out", out, "--no-charts", env=environment) as run:
+        wait_for_rows(out, 4, run)
+        send(run, signal.SIGINT)
+        code, _, err = end(run)
+    assert code == 130, err
+    assert len(statuses(out)) >= 4
+    assert daemons(scratch) == []
+    assert not list(Path(scratch).glob("mokbench-*"))
