@@ -104,7 +104,8 @@ struct Samples {
 template <u32 kNumRanks>
 __global__ void __launch_bounds__(32, 1) signal_hop(const __grid_constant__ SignalArgs a) {
   if (threadIdx.x != 0 || a.rank > 1) return;
-  constexpr SignalLayout layout = signal_layout(kNumRanks);
+  // Not constexpr: NVRTC keeps such a struct in global memory where it is passed on.
+  const SignalLayout layout = signal_layout(kNumRanks);
   SignalMemory memory;
   SignalAgent self(memory, a, kNumRanks, Role::kCaller);
   const u32 peer = 1 - a.rank;
@@ -135,7 +136,7 @@ template <u32 kNumRanks>
 __global__ void __launch_bounds__(32, 1) signal_local_hop(const __grid_constant__ SignalArgs a) {
   const bool first = blockIdx.x == 0;
   if (threadIdx.x != 0 || !(first || blockIdx.x == gridDim.x - 1)) return;
-  constexpr SignalLayout layout = signal_layout(kNumRanks);
+  const SignalLayout layout = signal_layout(kNumRanks);
   SignalMemory memory;
   SignalAgent self(memory, a, kNumRanks, first ? Role::kCaller : Role::kObserver);
   CallClock clock;
@@ -179,7 +180,7 @@ template <u32 kNumRanks>
 __global__ void __launch_bounds__(peer_threads(kNumRanks), 1)
     signal_entry(const __grid_constant__ SignalArgs a) {
   if (a.rank >= a.ranks) return;
-  constexpr SignalLayout layout = signal_layout(kNumRanks);
+  const SignalLayout layout = signal_layout(kNumRanks);
   SignalMemory memory;
   SignalAgent self(memory, a, kNumRanks, Role::kCaller);
   CallClock clock;
@@ -210,10 +211,9 @@ constexpr u32 ready_threads(u32 num_ranks, Transfer transfer) {
 // local counters, from a.base + 1: the pings before, one a round, the pings behind.
 template <u32 kNumRanks, Transfer kTransfer>
 struct ReadyRounds {
-  static constexpr SignalLayout kLayout = signal_layout(kNumRanks);
-
   SignalAgent& self;
   const SignalArgs& a;
+  const SignalLayout layout;
   u32 exchange;
 
   // A slot of 16 bytes in a counter's own line, so that no two ranks' payloads share one. The
@@ -232,10 +232,10 @@ struct ReadyRounds {
     u64 back_at = 0;
     for (u32 ping = 0; ping < kNumPings; ++ping) {
       const u64 sent_at = ptx::clock64_cycles();
-      self.raise_local(kLayout, kRaised, ++exchange);
+      self.raise_local(layout, kRaised, ++exchange);
       sent[ping] = sent_at;
       if (ping > 0) back[ping - 1] = back_at;
-      if (!self.wait_local(kLayout, kObserved, exchange)) return false;
+      if (!self.wait_local(layout, kObserved, exchange)) return false;
       back_at = ptx::clock64_cycles();
     }
     back[kNumPings - 1] = back_at;
@@ -245,9 +245,9 @@ struct ReadyRounds {
   __device__ __forceinline__ bool answer_pings(u32 calibration) {
     u64* seen = a.ping_seen + calibration * kNumPings;
     for (u32 ping = 0; ping < kNumPings; ++ping) {
-      if (!self.wait_local(kLayout, kRaised, ++exchange)) return false;
+      if (!self.wait_local(layout, kRaised, ++exchange)) return false;
       const u64 seen_at = ptx::clock64_cycles();
-      self.raise_local(kLayout, kObserved, exchange);
+      self.raise_local(layout, kObserved, exchange);
       seen[ping] = seen_at;
     }
     return true;
@@ -260,17 +260,17 @@ struct ReadyRounds {
     const u32 peer = threadIdx.x;
     bool good = true;
     if (kTransfer == Transfer::kPull && speaks(a, peer)) {
-      ptx::st_relaxed_sys_v4(payload(a.rank, kLayout.outbox, round, peer), {0, 0, mark, 0});
+      ptx::st_relaxed_sys_v4(payload(a.rank, layout.outbox, round, peer), {0, 0, mark, 0});
     }
-    if (!align_ranks(self, a, kLayout, mark)) return false;
+    if (!align_ranks(self, a, layout, mark)) return false;
     const u64 started = ptx::clock64_cycles();
     if (speaks(a, peer)) {
       if (kTransfer == Transfer::kPush) {
-        ptx::st_relaxed_sys_v4(payload(peer, kLayout.inbox, round, a.rank), {0, 0, mark, 0});
-        self.raise(peer, kLayout.entry, a.rank, mark + 1);
+        ptx::st_relaxed_sys_v4(payload(peer, layout.inbox, round, a.rank), {0, 0, mark, 0});
+        self.raise(peer, layout.entry, a.rank, mark + 1);
       } else {
-        const ptx::Vec16 got = ptx::ld_relaxed_sys_v4(payload(peer, kLayout.outbox, round, a.rank));
-        ptx::st_relaxed_sys_v4(payload(a.rank, kLayout.inbox, round, peer), got);
+        const ptx::Vec16 got = ptx::ld_relaxed_sys_v4(payload(peer, layout.outbox, round, a.rank));
+        ptx::st_relaxed_sys_v4(payload(a.rank, layout.inbox, round, peer), got);
         good = got.z == mark;
       }
     }
@@ -281,13 +281,13 @@ struct ReadyRounds {
       if (kTransfer == Transfer::kPull) {
         ptx::fence_acq_rel_gpu();
         arrived = ptx::clock64_cycles();
-        ptx::st_relaxed_gpu(self.local_counter(kLayout, kRaised), exchange);
+        ptx::st_relaxed_gpu(self.local_counter(layout, kRaised), exchange);
       }
       if (round > 0) {
         a.started[round - 1] = started;
         if (kTransfer == Transfer::kPull) a.arrived[round - 1] = arrived;
       }
-      good = self.wait_local(kLayout, kObserved, exchange);
+      good = self.wait_local(layout, kObserved, exchange);
     }
     return __syncthreads_and(good);
   }
@@ -297,9 +297,9 @@ struct ReadyRounds {
     ++exchange;
     bool good = true;
     if (threadIdx.x == 0) {
-      good = self.wait_local(kLayout, kRaised, exchange);
+      good = self.wait_local(layout, kRaised, exchange);
       const u64 ready = ptx::clock64_cycles();
-      if (good) self.raise_local(kLayout, kObserved, exchange);
+      if (good) self.raise_local(layout, kObserved, exchange);
       if (good && round > 0) a.ready[round - 1] = ready;
     }
     return __syncthreads_and(good);
@@ -315,9 +315,9 @@ struct ReadyRounds {
     const u32 watches = threadIdx.x / peer_threads(kNumRanks);
     const u32 peer = threadIdx.x % peer_threads(kNumRanks);
     bool good = true;
-    ptx::Vec16* from = payload(a.rank, kLayout.inbox, round, peer);
+    ptx::Vec16* from = payload(a.rank, layout.inbox, round, peer);
     if (speaks(a, peer)) {
-      u32* awaited = watches == 0 ? self.agent.counter(a.rank, kLayout.entry, peer) : &from->z;
+      u32* awaited = watches == 0 ? self.agent.counter(a.rank, layout.entry, peer) : &from->z;
       good = wait_until<Scope::kSystem>(self.agent, awaited, watches == 0 ? mark + 1 : mark,
                                         WaitSite{Site::kSignal, peer, peer});
     }
@@ -329,7 +329,7 @@ struct ReadyRounds {
     }
     good = __syncthreads_and(good);
     if (threadIdx.x == 0 && good) {
-      self.raise_local(kLayout, kObserved, exchange);
+      self.raise_local(layout, kObserved, exchange);
       if (round > 0) {
         a.ready[round - 1] = latest[0];
         a.arrived[round - 1] = latest[1];
@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(ready_threads(kNumRanks, kTransfer), 1)
   if (a.rank >= a.ranks || !(moves || blockIdx.x == gridDim.x - 1)) return;
   SignalMemory memory;
   SignalAgent self(memory, a, kNumRanks, moves ? Role::kCaller : Role::kObserver);
-  ReadyRounds<kNumRanks, kTransfer> rounds{self, a, a.base};
+  ReadyRounds<kNumRanks, kTransfer> rounds{self, a, signal_layout(kNumRanks), a.base};
   const auto calibrate = [&](u32 nth) {
     bool good = true;
     if (threadIdx.x == 0) good = moves ? rounds.send_pings(nth) : rounds.answer_pings(nth);
