@@ -7,8 +7,11 @@ import torch
 
 from mokbench.fabric.group import RankGroup
 from mokbench.fabric.host import HostFabric
+from mokbench.measure.link_counters import LinkCounters
 from mokbench.measure.memory import PeakMemory
-from mokbench.measure.timing import HostTimer, Timer
+from mokbench.measure.nvml_gpu import NvmlGpu
+from mokbench.measure.physical import PhysicalBytes, gpu_uuid, physical_bytes
+from mokbench.measure.timing import HostTimer, Step, Timer
 
 
 class Peak(Protocol):
@@ -58,6 +61,9 @@ class Bench(Protocol):
     def rates(self) -> dict[str, Any] | None:
         """Denominators measured once, and the self-tests; collective. None where there are none."""
 
+    def physical(self, step: Step, step_us: float) -> PhysicalBytes | None:
+        """What the links counted per pass; collective. None where ranks have no link to count."""
+
     def synchronize(self) -> None:
         """Wait until all that this rank queued has run."""
 
@@ -82,6 +88,9 @@ class HostBench:
     def rates(self) -> None:
         """See reference."""
 
+    def physical(self, step: Step, step_us: float) -> None:
+        """Shared memory has no link counters."""
+
     def synchronize(self) -> None:
         """The host's passes return when they are done."""
 
@@ -100,6 +109,7 @@ class CudaBench:
         self.device = str(fabric.device)
         self.sharing = Sharing(fabric.ranks_per_gpu, fabric.num_sms)
         self._references: dict[torch.dtype, Reference] = {}
+        self._counters: LinkCounters | None = None
 
     def peak_memory(self) -> Peak:
         """See Bench."""
@@ -124,6 +134,14 @@ class CudaBench:
             "overlap_ms": None if self._overlap_s is None else self._overlap_s * 1e3,
             "ranks_per_gpu": self.sharing.ranks_per_gpu,
         }
+
+    def physical(self, step: Step, step_us: float) -> PhysicalBytes | None:
+        """See Bench."""
+        if self.fabric.ranks == 1 or self.fabric.ranks_per_gpu > 1:
+            return None
+        if self._counters is None:
+            self._counters = LinkCounters(NvmlGpu(gpu_uuid(self.fabric.device)))
+        return physical_bytes(self.fabric, self.timer, self._counters, step, step_us)
 
     def synchronize(self) -> None:
         """See Bench."""

@@ -174,6 +174,7 @@ class GroupRun:
             )
             for lane in turn:
                 results[lane.name] |= self._measured(lane) | self._held_against(reference)
+                results[lane.name] |= self._physical(lane)
 
     def _lane(self, entry: Entry, cell: Cell, results: dict[str, dict[str, Any]]) -> list[Lane]:
         """The cell's lane; none where its graph cannot be captured or computes something else."""
@@ -222,6 +223,13 @@ class GroupRun:
             "sm_clock_mhz": lane.sm_clock_mhz,
             "l2_state": self._bench.timer.l2_state(lane.regime),
         }
+
+    def _physical(self, lane: Lane) -> dict[str, Any]:
+        """What the links themselves counted, apart from the timing: reading takes time."""
+        if self._rates is None:
+            return {}
+        found = self._bench.physical(lane.step, float(np.median(lane.block_us)))
+        return {"physical": None if found is None else asdict(found)}
 
     def _held_against(self, reference: list[Lane]) -> dict[str, Any]:
         """Peak TFLOP/s of one GPU in this turn, and the roofline by it and the rates."""

@@ -116,6 +116,11 @@ def _gpu_fields(
     if fields["roofline_us"]:
         fields["roofline_ratio"] = step_us / fields["roofline_us"]
         notes.append(f"roofline: bound by {result['roofline_bound']}")
+    if physical := result.get("physical"):
+        fields["physical_bytes"] = physical["payload_bytes"]
+        notes += [physical["note"]] if physical["note"] else []
+    elif facts["num_ranks"] > 1:
+        notes.append("physical_bytes: unavailable: ranks that share a GPU have no link to count")
     peer = around.rates.peer_bytes_per_s if around.rates else None
     if peer is not None:
         fields["link_peak_gbs"] = peer / 1e9

@@ -1,0 +1,240 @@
+"""Builds, checks and times the cuda fabric on one GPU; run from the repository root.
+
+    python scripts/h200_fabric.py OUT [STEP ...]
+
+Steps, all by default: compile (every kernel of the smoke config into an empty cache, then from it),
+overhead (the harness against a bare event loop), smoke and baselines (run folders of the configs),
+tests (pytest -m gpu), sanitizer. Logs, run folders and fabric.json (figures with machine, date,
+versions and command) land in OUT; the last lines are a short table.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from mokbench import jit, machine, rates
+from mokbench.results import RunFolder
+
+_BLOCKS, _PASSES = 6, 10
+# Seconds after which a step is given up.
+_LIMIT_S = {"smoke": 150, "baselines": 330, "tests": 240, "sanitizer": 90}
+
+
+def compile_step(out: Path) -> dict[str, Any]:
+    """Seconds to compile what the smoke config needs, and to load one kernel from the cache."""
+    from mokbench.shipped_kernels import smoke_kernels
+
+    with tempfile.TemporaryDirectory() as cache:
+        before = os.environ.get("MOKBENCH_CACHE")
+        os.environ["MOKBENCH_CACHE"] = cache
+        try:
+            times = {"cold": [], "cached": []}
+            for kind, seconds in times.items():
+                for source, expression in smoke_kernels():
+                    start = time.perf_counter()
+                    cubin = jit.build(source, expression, "sm_90a")
+                    if kind == "cached":
+                        _load(cubin)
+                    seconds.append(time.perf_counter() - start)
+        finally:
+            del os.environ["MOKBENCH_CACHE"]
+            if before is not None:
+                os.environ["MOKBENCH_CACHE"] = before
+    return {
+        "kernels": len(times["cold"]),
+        "cold_compile_s": sum(times["cold"]),
+        "slowest_cached_load_ms": max(times["cached"]) * 1e3,
+    }
+
+
+def _load(cubin: jit.Cubin) -> None:
+    from mokbench.device_kernel import DeviceKernel
+
+    torch.zeros(1, device="cuda")
+    DeviceKernel(cubin)
+
+
+def overhead_step(out: Path) -> dict[str, Any]:
+    """`local` timed by the harness and by a bare loop of CUDA events, in turn, one process."""
+    from torch.distributed import FileStore
+
+    from mokbench.fabric.cuda import CudaFabric
+    from mokbench.layer import Layer
+    from mokbench.measure.gpu_timing import GpuTimer
+    from mokbench.routing_spec import RoutingSpec
+    from mokbench.systems import Setup, system_class
+    from mokbench.systems.options import LocalOptions
+    from mokbench.workload import Dtype, Model, Workload
+
+    work = Workload(Model("dsv3-ep8", 7168, 2048, 32, 8), 1, 8192, Dtype.BF16, RoutingSpec())
+    with tempfile.TemporaryDirectory() as folder:
+        fabric = CudaFabric(0, 1, FileStore(f"{folder}/store", 1), 5.0)
+        layer = Layer.build(work, 0, str(fabric.device))
+        system = system_class("local", "cuda")()
+        options, tokens = LocalOptions(), layer.max_tokens
+        system.prepare(Setup(work, options, 0, tokens, layer.w13, layer.w2, fabric))
+
+        def step() -> object:
+            return system.run(layer.x, layer.topk_idx, layer.topk_weights)
+
+        timer = GpuTimer(fabric)
+        for _ in range(3):
+            step()
+        found: dict[str, list[float]] = {"harness": [], "bare": []}
+        for _ in range(_BLOCKS):
+            found["harness"].append(float(timer.isolated(step, _PASSES)[:, 1].median()))
+            found["bare"].append(_bare_us(step))
+        fabric.close()
+    ratios = [a / b for a, b in zip(found["harness"], found["bare"], strict=True)]
+    return {
+        "local_harness_us": median(found["harness"]),
+        "local_bare_loop_us": median(found["bare"]),
+        "local_harness_over_bare": median(ratios),
+        "blocks": found,
+    }
+
+
+def _bare_us(step: Callable[[], object]) -> float:
+    """Median of passes between event pairs, queued one behind the other, nothing else."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * _PASSES)]
+    torch.cuda.synchronize()
+    for i in range(_PASSES):
+        events[2 * i].record()
+        step()
+        events[2 * i + 1].record()
+    torch.cuda.synchronize()
+    return median(a.elapsed_time(b) * 1e3 for a, b in zip(events[::2], events[1::2], strict=True))
+
+
+def command(out: Path, name: str, *arguments: str) -> dict[str, Any]:
+    """Run a command with its output in OUT/name.log; its exit code and seconds."""
+    start = time.monotonic()
+    with (out / f"{name}.log").open("wb") as log:
+        try:
+            done = subprocess.run(
+                [sys.executable, *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=_LIMIT_S[name],
+            )
+            code: int | None = done.returncode
+        except subprocess.TimeoutExpired:
+            code = None
+    return {f"{name}_exit_code": code, f"{name}_s": time.monotonic() - start}
+
+
+def run_step(name: str) -> Callable[[Path], dict[str, Any]]:
+    """A config's run and what the issue asks of it."""
+
+    def step(out: Path) -> dict[str, Any]:
+        folder = out / name
+        config = f"configs/h200-{name}.yaml"
+        done = command(out, name, "-m", "mokbench", "run", config, "--out", str(folder))
+        return done | _figures(folder, name)
+
+    return step
+
+
+def _figures(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        run = RunFolder.open(folder)
+        records = run.records()
+    except Exception as error:
+        return {f"{name}_rows": f"not readable: {error}"}
+    found: dict[str, Any] = {
+        f"{name}_rows": {
+            status: sum(record.status == status for record in records)
+            for status in ("ok", "unsupported", "failed")
+        }
+    }
+    for point in run.signals():
+        for quantity, value in point.quantities.items():
+            found[f"{name} n{point.ranks} {quantity}"] = round(value.median, 3)
+    copy = {point.ranks: point.copy_bytes_per_s * point.ranks for point in rates.read(folder)}
+    for record in records:
+        if record.system == "push" and record.hidden == 7168 and record.dispatch_us:
+            # Local rows cross no link, but push moves them as it moves the others.
+            moved = _pushed_bytes(record)
+            spent_s = (record.dispatch_us + (record.combine_us or 0.0)) / 1e6
+            found[f"{record.id} dispatch+combine share of copy rate"] = round(
+                2 * moved / spent_s / copy[record.ranks], 3
+            )
+    return found
+
+
+def _pushed_bytes(record: Any) -> int:
+    """Bytes that push writes in dispatch and combine, rows of the own rank included."""
+    from mokbench.metrics import token_matrix
+    from mokbench.routing import generate
+    from mokbench.routing_spec import RoutingSpec
+    from mokbench.workload import Dtype, Model, Workload
+
+    model = Model(record.model, record.hidden, record.intermediate, record.experts, record.top_k)
+    label = record.routing
+    spec = RoutingSpec.model_validate(
+        {"hot_rank": float(label.split("-")[1])} if label.startswith("hot_rank") else label
+    )
+    work = Workload(model, record.ranks, record.tokens_per_rank, Dtype.BF16, spec)
+    pairs = int(token_matrix(generate(work), model.experts, record.ranks).sum())
+    return 2 * pairs * record.hidden * 2
+
+
+def tests_step(out: Path) -> dict[str, Any]:
+    """The GPU tests."""
+    return command(out, "tests", "-m", "pytest", "tests/gpu", "-q", "-s", "-p", "no:cacheprovider")
+
+
+def sanitizer_step(out: Path) -> dict[str, Any]:
+    """compute-sanitizer over the kernels on small shapes."""
+    return command(out, "sanitizer", "tests/gpu/sanitize.py")
+
+
+STEPS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "compile": compile_step,
+    "overhead": overhead_step,
+    "smoke": run_step("smoke"),
+    "baselines": run_step("baselines"),
+    "tests": tests_step,
+    "sanitizer": sanitizer_step,
+}
+
+
+def main() -> int:
+    """Every step in its turn; one that fails does not keep the next from running."""
+    out = Path(sys.argv[1])
+    out.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, Any] = {}
+    for name in sys.argv[2:] or STEPS:
+        start = time.monotonic()
+        try:
+            figures[name] = STEPS[name](out)
+        except Exception as error:
+            figures[name] = {"error": f"{type(error).__name__}: {error}"}
+        print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
+        content = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": ["python", "scripts/h200_fabric.py", "OUT", *sys.argv[2:]],
+            "machine": machine.describe().model_dump(mode="json"),
+            "versions": machine.versions(),
+            "figures": figures,
+        }
+        (out / "fabric.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    for name, found in figures.items():
+        for key, value in found.items():
+            if key != "blocks":
+                print(f"{name:10} {key}: {value}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
