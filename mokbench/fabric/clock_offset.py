@@ -91,7 +91,7 @@ def after_payload(seen: Cycles, ready: Cycles) -> NDArray[np.float64]:
     late = float((after < 0).mean())
     if late > _MAX_LATE_SHARE:
         raise ClockError(f"in {late:.0%} of the rounds the payload was seen after its flags")
-    return np.maximum(after, 0).astype(np.float64)
+    return np.asarray(after.clip(min=0), dtype=np.float64)
 
 
 def plausible(name: str, times_us: NDArray[np.float64], limit_us: float) -> list[float]:

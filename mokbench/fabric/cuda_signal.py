@@ -146,7 +146,8 @@ class CudaSignal:
 
     @staticmethod
     def _cycles_us(stamps: Stamps) -> list[float]:
-        return (stamps["cycles"] * us_per_cycle(stamps["clock"])).tolist()
+        us = us_per_cycle(stamps["clock"])
+        return [int(cycles) * us for cycles in stamps["cycles"]]
 
     def _kernel(self, name: str) -> DeviceKernel:
         expression = "mokbench::" + name.format(n=self._fabric.ranks)
