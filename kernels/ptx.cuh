@@ -96,6 +96,15 @@ __device__ __forceinline__ void st_relaxed_sys_v4(void* at, Vec16 v) {
                : "memory");
 }
 
+// For rows that no one writes while the kernel runs and that are read once.
+__device__ __forceinline__ Vec16 ld_nc_no_allocate_v4(const void* at) {
+  Vec16 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(at));
+  return v;
+}
+
 // Two BF16 of the sums' two halves, rounded to nearest even; the low half is the first element.
 __device__ __forceinline__ u32 cvt_rn_bf16x2(float low, float high) {
   u32 packed;

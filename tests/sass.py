@@ -19,7 +19,7 @@ SEGMENT, OWN = "segment", "own"
 State = dict[str, frozenset[str]]
 
 _LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+ )?\s*([A-Z0-9_.]+)\s*([^;]*);")
-_LABEL = re.compile(r"^(\.L\w+):")
+_LABEL = re.compile(r"^([.$][\w.$]+):")
 _PREDICATE = re.compile(r"\bU?P\d\b")
 _REGISTER = re.compile(r"\b(U?R)(\d+)\b")
 _CONSTANT = re.compile(r"c\[0x([0-9a-f]+)\]\[(?:U?RZ|(U?R\d+)(?:\.\w+)?)?\+?(-?0x[0-9a-f]+)?\]")
@@ -32,13 +32,13 @@ def _opcodes(names: str) -> frozenset[str]:
 
 # Neither change a general register nor reach memory that ranks share.
 _SILENT = _opcodes(
-    "BAR BRA BREAK BSSY BSYNC CCTL CGAERRBAR DEPBAR ERRBAR EXIT FENCE FSETP ISETP MEMBAR NANOSLEEP "
-    "NOP PLOP3 R2P STS UISETP UPLOP3 WARPSYNC YIELD"
+    "BAR BRA BREAK BSSY BSYNC CALL CCTL CGAERRBAR DEPBAR ENDCOLLECTIVE ERRBAR EXIT FCHK FENCE "
+    "FSETP ISETP MEMBAR NANOSLEEP NOP PLOP3 R2P RET STS UISETP UPLOP3 WARPSYNC YIELD"
 )
 # Results that are no addresses: data, indices of threads, time.
 _DATA = _opcodes(
-    "ATOMS B2R CS2R F2F F2FP F2I FADD FFMA FLO FMUL I2F I2FP LDS MUFU P2R POPC REDUX S2R S2UR "
-    "SHFL VOTE VOTEU"
+    "ATOMS B2R BREV CS2R F2F F2FP F2I FADD FFMA FLO FMUL I2F I2FP LDS MATCH MUFU P2R POPC REDUX "
+    "S2R S2UR SHFL UFLO VOTE VOTEU"
 )
 # Results that come from the operands.
 _ALU = _opcodes(
@@ -152,7 +152,9 @@ def _flow(text: str) -> tuple[list[Instruction], list[list[int]]]:
             operands = tuple(part.strip() for part in re.split(r",\s*(?![^\[]*\])", rest))
             program.append(Instruction(match[0], guard, opcode, operands))
     joins: dict[str, set[int]] = {}
-    for instruction in program:
+    for at, instruction in enumerate(program):
+        if instruction.name == "CALL":
+            joins.setdefault("CALL", set()).add(at + 1)
         if instruction.name == "BSSY":
             joins.setdefault(instruction.operands[0], set()).add(labels[_target(instruction)])
     return program, [
@@ -161,7 +163,7 @@ def _flow(text: str) -> tuple[list[Instruction], list[list[int]]]:
 
 
 def _target(instruction: Instruction) -> str:
-    match = re.search(r"\((\.L\w+)\)", instruction.text)
+    match = re.search(r"`\(([^)]+)\)", instruction.text)
     assert match, f"no label: {instruction.text}"
     return match[1]
 
@@ -176,6 +178,13 @@ def _followers(
         always = instruction.opcode == "BRA" and not instruction.guard
         target = labels[_target(instruction)]
         return [target] if always and len(instruction.operands) == 1 else [target, *following]
+    if instruction.name == "CALL":
+        return [labels[_target(instruction)]]
+    if instruction.name == "RET":
+        # To whoever called any function of the kernel.
+        return [*joins["CALL"], *(following if instruction.guard else [])]
+    if instruction.name == "WARPSYNC" and "`(" in instruction.text:
+        return [labels[_target(instruction)], *following]
     if instruction.name == "BSYNC":
         # Threads go on where the BSSY said; that is nearly always the next line.
         targets = joins[instruction.operands[0]]
@@ -224,16 +233,16 @@ def _written(instruction: Instruction) -> list[str]:
     name, opcode = instruction.name, instruction.opcode
     if name in _SILENT | {"STG", "ST", "REDG", "RED"}:
         return []
-    # ATOM has a predicate before its result; RZ as result is no register.
-    position = 1 if name in ("ATOMG", "ATOM") else 0
-    if not re.fullmatch(r"U?R\d+", instruction.operands[position]):
+    # Some have a predicate before their result; RZ as result is no register.
+    results = [o for o in instruction.operands if not re.fullmatch(r"U?P(T|\d)", o)]
+    if not results or not re.fullmatch(r"U?R\d+", results[0]):
         return []
     width = 1
     if ".128" in opcode:
         width = 4
     elif ".64" in opcode.replace("U64", "") or ".WIDE" in opcode or opcode == "CS2R":
         width = 2
-    kind, number = _REGISTER.findall(instruction.operands[position])[0]
+    kind, number = _REGISTER.findall(results[0])[0]
     return [f"{kind}{int(number) + i}" for i in range(width)]
 
 

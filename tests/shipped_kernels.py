@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mokbench.fabric.cuda_signal import SignalArgs
 from mokbench.fabric.overlap import OverlapArgs
 from mokbench.measure.gpu_timing import AlignArgs, StampArgs
-from mokbench.systems.cuda_push import PushArgs
+from mokbench.systems.cuda_push_workspace import KERNELS, PushArgs
 
 PUSH_CONFIG = (
     "mokbench::Config{.num_ranks=4,.num_experts=128,.top_k=8,.max_tokens=4096,.hidden=7168,"
@@ -54,9 +54,13 @@ SHIPPED = [
     Shipped("timing.cuh", "align_ranks<4>", AlignArgs),
     Shipped("timing.cuh", "stamp_clocks", StampArgs, segments=False),
     Shipped("timing.cuh", "delay", ctypes.c_uint64, segments=False),
-    Shipped("push/push.cuh", f"push_plan<{PUSH_CONFIG}>", PushArgs, segments=False),
     *(
-        Shipped("push/push.cuh", f"push_{name}<{PUSH_CONFIG}>", PushArgs)
-        for name in ("send", "sort", "give_back", "reduce")
+        Shipped(
+            f"push/{file}.cuh",
+            f"push_{name}<{PUSH_CONFIG}>",
+            PushArgs,
+            segments=name not in ("plan", "swiglu"),
+        )
+        for name, file in KERNELS.items()
     ),
 ]

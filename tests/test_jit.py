@@ -29,7 +29,8 @@ def test_shipped_kernels_compile_without_spills(shipped):
     # An object that refers into itself is kept in local memory, and polls then reload addresses.
     assert cubin.resources.stack_bytes == 0
     assert cubin.resources.wgmma_warnings == ()
-    assert 0 < cubin.resources.registers <= 64
+    # 65536 registers of an SM over the 512 threads of the largest CTA.
+    assert 0 < cubin.resources.registers <= 128
 
 
 def test_the_cache_gives_back_what_was_compiled(monkeypatch):

@@ -116,11 +116,10 @@ def test_a_narrower_scope_is_caught(asm, narrow, tmp_path, monkeypatch):
 def test_a_plain_access_of_a_peer_is_caught(tmp_path, monkeypatch):
     def plain(text: str) -> str:
         return text.replace(
-            "sum.add(ptx::ld_relaxed_sys_v4(from + vec * sizeof(ptx::Vec16)), 1.0f)",
-            "sum.add(vecs(from)[vec], 1.0f)",
+            "pass.partial(a.rank, slot), kFromPeers", "pass.partial(a.rank, slot), kFromHere"
         )
 
-    mutated(monkeypatch, tmp_path, "push/push.cuh", plain)
+    mutated(monkeypatch, tmp_path, "push/combine.cuh", plain)
     (reduce,) = shipped_named("push_reduce")
     assert any("weak" in problem for problem in problems_of(reduce))
 
@@ -146,11 +145,19 @@ def local_uses(text: str) -> list[str]:
 OWN_RANK = re.compile(r"agent\.rank|local_counter\(|\ba\.barrier\b")
 
 
-@pytest.mark.parametrize("file", ["protocol.h", "signal.cuh", "timing.cuh", "push/push.cuh"])
-def test_gpu_scope_is_asked_for_the_own_rank_only(file):
-    text = (jit.kernel_root() / file).read_text(encoding="utf-8")
+ROOT = jit.kernel_root()
+SOURCES = [ROOT / "protocol.h", *sorted(ROOT.glob("**/*.cuh"))]
+
+
+def test_some_kernels_use_gpu_scope():
+    used = {path.name for path in SOURCES if local_uses(path.read_text(encoding="utf-8"))}
+    assert {"protocol.h", "signal.cuh", "pass.cuh"} <= used
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.name)
+def test_gpu_scope_is_asked_for_the_own_rank_only(path):
+    text = path.read_text(encoding="utf-8")
     uses = local_uses(text)
-    assert bool(uses) == (file != "timing.cuh")
     assert [use for use in uses if not OWN_RANK.search(use)] == []
     # signal.cuh's own counters are those of the own rank, by this one function.
     if "local_counter(" in text:

@@ -1,51 +1,34 @@
-"""The push baseline on the cuda fabric: kernels/push around torch's grouped GEMMs, no CPU sync."""
+"""The push baseline on the cuda fabric: each (token, rank) pushed once, one row pushed back.
 
-import ctypes
+Dispatch is over when the rows of all ranks have arrived. Their placement among the experts belongs
+to compute, like the permutation behind DeepEP's non-expanded dispatch; so does SwiGLU. The grouped
+GEMMs are torch's until the project has its own.
+"""
+
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
+from mokbench.errors import UnsupportedError
+from mokbench.systems import Setup, expect_options, options_of
+from mokbench.systems.options import PushOptions
+from mokbench.workload import Cell, Dtype, Model
 
-from mokbench import jit
-from mokbench.device_kernel import DeviceKernel
-from mokbench.fabric.cuda import CudaFabric, SymmetricBuffer
-from mokbench.workload import Model
+if TYPE_CHECKING:
+    from torch import Tensor
 
-_SOURCE = "push/push.cuh"
-_THREADS = 512  # kPushThreads
+    from mokbench.systems.cuda_push_workspace import PushWorkspace
+
 _MAX_RANKS = 128  # kMaxRanks
-_KERNELS = ("plan", "send", "sort", "give_back", "reduce")
-
-
-class PushArgs(ctypes.Structure):
-    """PushArgs of push.cuh."""
-
-    _fields_ = (
-        ("segments", ctypes.c_uint64 * _MAX_RANKS),
-        ("rank", ctypes.c_uint32),
-        ("num_tokens", ctypes.c_uint32),
-        ("wait_bound_ns", ctypes.c_uint64),
-        ("x", ctypes.c_uint64),
-        ("topk_idx", ctypes.c_uint64),
-        ("topk_weights", ctypes.c_uint64),
-        ("y", ctypes.c_uint64),
-        ("epoch", ctypes.c_uint64),
-        ("finished", ctypes.c_uint64),
-        ("barrier", ctypes.c_uint64),
-        ("slot_of", ctypes.c_uint64),
-        ("num_sent", ctypes.c_uint64),
-        ("chunk_rows", ctypes.c_uint64),
-        ("row_of", ctypes.c_uint64),
-        ("expert_ends", ctypes.c_uint64),
-        ("x_rows", ctypes.c_uint64),
-        ("y_rows", ctypes.c_uint64),
-    )
+_MAX_TOP_K = 16  # kMaxTopK
+_MAX_LOCAL_EXPERTS = 512  # kPushThreads
+_VEC_ELEMENTS = 8  # BF16 of a 16-byte access
+# For workspace_bytes, which cannot ask a GPU: more SMs than any has.
+_MANY_SMS = 256
 
 
 @dataclass(frozen=True)
 class PushShape:
-    """What a workspace is made for: BF16, ``max_tokens`` of one rank."""
+    """What the kernels are compiled and a workspace is made for: BF16, ``max_tokens`` a rank."""
 
     model: Model
     ranks: int
@@ -68,6 +51,29 @@ class PushShape:
         meta_bytes = (2 + 2 * self.model.top_k) * 4
         return rows * (2 * self.model.hidden * 2 + meta_bytes) + self.ranks * 512 + (1 << 16)
 
+    def scratch_words(self, num_sms: int) -> dict[str, int]:
+        """32-bit words of each array in which a rank keeps what is its own."""
+        slots = self.ranks * self.max_tokens
+        return {
+            "epoch": 1,
+            "finished": 1,
+            "barrier": 1,
+            "slot_of": slots,
+            "num_sent": self.ranks,
+            "chunk_rows": num_sms * self.local_experts,
+            "row_of": slots * self.model.top_k,
+            "expert_ends": self.local_experts,
+        }
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Segment, scratch, y, and the rows before, between and behind the GEMMs."""
+        model = self.model
+        elements = self.max_tokens * model.hidden
+        elements += self.capacity_rows * (2 * model.hidden + 3 * model.intermediate)
+        scratch = sum(self.scratch_words(_MANY_SMS).values())
+        return self.segment_bytes + 4 * scratch + 2 * elements
+
     @property
     def config(self) -> str:
         """The kernels' template argument."""
@@ -79,82 +85,97 @@ class PushShape:
         )
 
 
-class CudaPush:
-    """One rank's push workspace; ``run`` is collective and queues everything on torch's stream.
+class Push:
+    """The push kernels around torch's grouped GEMMs; every pass only queues work."""
 
-    w13 [local experts, 2 I, H] and w2 [local experts, H, I] are BF16 on the rank's GPU.
-    """
+    name: ClassVar[str] = "push"
+    deterministic: ClassVar[bool] = True
+    traffic: ClassVar[str | None] = "per_rank"
+    signal: ClassVar[str | None] = "push"
 
-    def __init__(self, fabric: CudaFabric, shape: PushShape, w13: Tensor, w2: Tensor) -> None:
-        self._fabric, self._shape = fabric, shape
-        self._w13_t, self._w2_t = w13.transpose(1, 2), w2.transpose(1, 2)
-        self._buffer: SymmetricBuffer = fabric.allocate(shape.segment_bytes)
-        words: dict[str, Any] = {"dtype": torch.int32, "device": fabric.device}
-        ranks, tokens = shape.ranks, shape.max_tokens
-        self._epoch, self._finished, self._barrier = (torch.zeros(1, **words) for _ in range(3))
-        self._slot_of = torch.zeros(tokens * ranks, **words)
-        self._num_sent = torch.zeros(ranks, **words)
-        self._chunk_rows = torch.zeros(fabric.num_sms * shape.local_experts, **words)
-        self._row_of = torch.zeros(ranks * tokens * shape.model.top_k, **words)
-        self._expert_ends = torch.zeros(shape.local_experts, **words)
-        rows: dict[str, Any] = {"dtype": torch.bfloat16, "device": fabric.device}
-        self._x_rows = torch.zeros(shape.capacity_rows, shape.model.hidden, **rows)
-        self._y = torch.empty(tokens, shape.model.hidden, **rows)
-        self._kernels = {
-            name: DeviceKernel(
-                jit.build(_SOURCE, f"mokbench::push_{name}<{shape.config}>", fabric.arch)
+    def __init__(self) -> None:
+        self._workspace: PushWorkspace | None = None
+
+    @staticmethod
+    def supports(cell: Cell) -> str | None:
+        """BF16 on one node, within what the kernels are written for."""
+        work, options = cell.workload, expect_options(options_of(cell), PushOptions)
+        if work.dtype is not Dtype.BF16:
+            return (
+                f"push on the cuda fabric is BF16 only so far, found {work.dtype}; set dtype: bf16"
             )
-            for name in _KERNELS
-        }
-        fabric.barrier()
+        if work.nodes > 1:
+            return "push reaches its peers' memory and needs all ranks on one node"
+        if options.block_m != PushOptions().block_m:
+            return (
+                "block_m is a tile of the host's GEMMs; on the cuda fabric torch's grouped GEMM "
+                "chooses its own: leave block_m out"
+            )
+        return _shape_problem(work.model, work.ranks)
 
-    def run(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> Tensor:
-        """One pass: x [T, H] BF16, topk_idx [T, K] int32, topk_weights [T, K] float32 -> y."""
-        y = self._y[: x.shape[0]]
-        arguments = self._arguments(x, topk_idx, topk_weights, y)
-        self._launch("plan", self._shape.ranks, arguments)
-        self._launch("send", self._fabric.num_sms, arguments)
-        self._launch("sort", self._fabric.num_sms, arguments, cooperative=True)
-        y_rows = self._experts()
-        arguments.y_rows = y_rows.data_ptr()
-        self._launch("give_back", self._fabric.num_sms, arguments)
-        self._launch("reduce", self._fabric.num_sms, arguments)
-        return y
+    @staticmethod
+    def workspace_bytes(cell: Cell) -> int:
+        """Segment, scratch, expert-sorted rows and the GEMMs' outputs."""
+        work = cell.workload
+        return PushShape(work.model, work.ranks, max(1, work.tokens_per_rank)).workspace_bytes
+
+    def prepare(self, setup: Setup) -> None:
+        """Memory and kernels; raises UnsupportedError for more SMs than the rank's share."""
+        from mokbench.systems.cuda_push_workspace import PushWorkspace
+
+        asked, share = expect_options(setup.options, PushOptions).num_sms, setup.fabric.num_sms
+        if asked != "auto" and asked > share:
+            raise UnsupportedError(
+                f"num_sms {asked} is more than this rank's share of its GPU, {share} SMs; "
+                f"use at most {share}, or auto"
+            )
+        shape = PushShape(setup.workload.model, setup.workload.ranks, max(1, setup.max_tokens))
+        num_sms = share if asked == "auto" else asked
+        self._workspace = PushWorkspace(setup.fabric, shape, setup.w13, setup.w2, num_sms)
+
+    def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
+        """See System.run; only queues, so a fault shows in ``check``."""
+        self.dispatch(x, topk_idx, topk_weights)
+        self.compute()
+        return self.combine()
+
+    def dispatch(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> None:
+        """Plan and send; over when every rank's rows are here."""
+        self._prepared.dispatch(x, topk_idx, topk_weights)
+
+    def compute(self) -> None:
+        """Place the rows among their experts', and the expert MLPs."""
+        self._prepared.compute()
+
+    def combine(self) -> "Tensor":
+        """Give back the weighted sums, and add what all ranks gave back."""
+        return self._prepared.combine()
 
     def check(self) -> None:
-        """Raise the fault that a wait of this rank recorded; synchronizes."""
-        torch.cuda.synchronize()
-        if fault := self._buffer.fault():
-            raise fault
+        """Raise the fault that this rank recorded; waits for the GPU."""
+        self._prepared.check()
 
-    def _experts(self) -> Tensor:
-        gate_up = torch._grouped_mm(self._x_rows, self._w13_t, self._expert_ends)
-        gate, up = gate_up.chunk(2, dim=1)
-        hidden = torch.nn.functional.silu(gate.float()).mul_(up).to(torch.bfloat16)
-        y_rows: Tensor = torch._grouped_mm(hidden, self._w2_t, self._expert_ends)
-        return y_rows
+    def close(self) -> None:
+        """Drop all memory and kernels."""
+        self._workspace = None
 
-    def _launch(self, name: str, grid: int, arguments: PushArgs, cooperative: bool = False) -> None:
-        stream = torch.cuda.current_stream().cuda_stream
-        self._kernels[name].launch(grid, _THREADS, [arguments], stream, cooperative)
+    @property
+    def _prepared(self) -> "PushWorkspace":
+        assert self._workspace is not None, "prepare() comes first"
+        return self._workspace
 
-    def _arguments(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, y: Tensor) -> PushArgs:
-        return PushArgs(
-            segments=(ctypes.c_uint64 * _MAX_RANKS)(*self._buffer.pointers),
-            rank=self._fabric.rank,
-            num_tokens=x.shape[0],
-            wait_bound_ns=int(self._fabric.wait_bound_s * 1e9),
-            x=x.data_ptr(),
-            topk_idx=topk_idx.data_ptr(),
-            topk_weights=topk_weights.data_ptr(),
-            y=y.data_ptr(),
-            epoch=self._epoch.data_ptr(),
-            finished=self._finished.data_ptr(),
-            barrier=self._barrier.data_ptr(),
-            slot_of=self._slot_of.data_ptr(),
-            num_sent=self._num_sent.data_ptr(),
-            chunk_rows=self._chunk_rows.data_ptr(),
-            row_of=self._row_of.data_ptr(),
-            expert_ends=self._expert_ends.data_ptr(),
-            x_rows=self._x_rows.data_ptr(),
+
+def _shape_problem(model: Model, ranks: int) -> str | None:
+    if ranks > _MAX_RANKS:
+        return f"push kernels take at most {_MAX_RANKS} ranks, found {ranks}"
+    if model.top_k > _MAX_TOP_K:
+        return f"push kernels take at most top_k {_MAX_TOP_K}, found {model.top_k}"
+    if model.experts // ranks > _MAX_LOCAL_EXPERTS:
+        return (
+            f"push kernels take at most {_MAX_LOCAL_EXPERTS} experts a rank, found "
+            f"{model.experts // ranks}; use more ranks"
         )
+    for name, size in (("hidden", model.hidden), ("intermediate", model.intermediate)):
+        if size % _VEC_ELEMENTS:
+            return f"push kernels need {name} to be a multiple of {_VEC_ELEMENTS}, found {size}"
+    return None

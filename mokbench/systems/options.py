@@ -5,7 +5,7 @@ A config may give a list for any option; each value then is a variant of its own
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 
 class SystemOptions(BaseModel):
@@ -30,6 +30,8 @@ class MokOptions(TiledOptions):
 
 class PushOptions(TiledOptions):
     """Push baseline: push dispatch, grouped GEMMs, push combine."""
+
+    num_sms: PositiveInt | Literal["auto"] = Field("auto", description="SMs (cuda) that move rows")
 
 
 class AlltoallOptions(TiledOptions):

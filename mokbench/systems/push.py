@@ -33,6 +33,8 @@ class Push:
     @staticmethod
     def supports(cell: Cell) -> str | None:
         """Any host cell whose ranks share one host."""
+        if expect_options(options_of(cell), PushOptions).num_sms != "auto":
+            return "num_sms limits GPU kernels; the host fabric has none: leave it out"
         return twin_only(cell, "push")
 
     @staticmethod

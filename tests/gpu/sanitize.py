@@ -3,10 +3,9 @@ compute-sanitizer: each buffer is an allocation of its own, of exactly the size 
 
     compute-sanitizer --tool memcheck --report-api-errors no python tests/gpu/sanitize.py [defect]
 
-Ranks of push run one after another on one stream, which waits for nobody: what a rank waits for
-was stored before. Signaling between ranks cannot, so its kernels run with one rank. A defect is
-made on purpose and must be reported: "bounds" (an output that is too small), "race" (a barrier
-that is missing).
+There is one rank, since the sanitizer may run kernels one after another, and ranks wait for each
+other. A defect is made on purpose and must be reported: "bounds" (an output that is too small),
+"race" (a barrier that is missing).
 """
 
 import ctypes
@@ -23,7 +22,8 @@ from mokbench.device_kernel import DeviceKernel, checked
 from mokbench.fabric import cuda_signal, fault
 from mokbench.fabric.cuda import MAX_RANKS
 from mokbench.measure.gpu_timing import AlignArgs, StampArgs
-from mokbench.systems.cuda_push import PushArgs, PushShape
+from mokbench.systems.cuda_push import PushShape
+from mokbench.systems.cuda_push_workspace import KERNELS, PushArgs
 from mokbench.twin import load_twin
 from mokbench.workload import Model
 
@@ -32,12 +32,12 @@ PUSH_THREADS = 512
 ROUNDS = 3
 WAIT_BOUND_NS = 20 * 10**9  # instrumented code is slow
 DEFECTS = ("none", "bounds", "race")
-PUSH_KERNELS = ("plan", "send", "sort", "give_back", "reduce")
-# (model, tokens of each rank): rows that fill no warp, ranks without tokens, all K.
+# (model, tokens): rows that fill no warp, every token on all experts, no token.
 PUSH_CASES = [
-    (Model("small", 256, 64, 6, 3), [37]),
-    (Model("one_token", 64, 64, 8, 8), [1]),
-    (Model("odd", 320, 64, 24, 8), [70, 0, 5]),
+    (Model("small", 256, 64, 6, 3), 37),
+    (Model("one_token", 64, 64, 8, 8), 1),
+    (Model("odd", 320, 200, 24, 8), 70),
+    (Model("odd", 320, 200, 24, 8), 0),
 ]
 
 
@@ -100,11 +100,11 @@ class Device:
             raise fault.FaultError(record)
 
 
-def segment_bytes(protocol: str, model: Model, ranks: int = 1, max_tokens: int = 1) -> int:
+def segment_bytes(protocol: str, model: Model, max_tokens: int = 1) -> int:
     """The exact end of a segment, from protocol.h's own layout."""
     twin = load_twin()
     config = twin.TwinConfig(
-        num_ranks=ranks,
+        num_ranks=1,
         num_experts=model.experts,
         top_k=model.top_k,
         max_tokens=max_tokens,
@@ -121,7 +121,7 @@ def table(segments: list[int]) -> ctypes.Array:
 
 @dataclass
 class PushRank:
-    """One rank's inputs and arguments. Weights are eighths and x small integers: sums are exact."""
+    """Inputs and arguments. Weights are eighths and x small integers: sums are exact."""
 
     x: np.ndarray
     idx: np.ndarray
@@ -138,32 +138,20 @@ def bf16(values: np.ndarray) -> np.ndarray:
     return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
-def push_rank(
-    device: Device, shape: PushShape, segments: list[int], rank: int, tokens: int, spare: int
-) -> PushRank:
+def push_rank(device: Device, shape: PushShape, segment: int, tokens: int, spare: int) -> PushRank:
     """``spare``: bytes by which the output is too small."""
-    model, ranks = shape.model, shape.ranks
-    random = np.random.default_rng(rank)
+    model = shape.model
+    random = np.random.default_rng(tokens)
     x = random.integers(-15, 16, (tokens, model.hidden)).astype(np.float32)
     idx = np.array(
         [random.permutation(model.experts)[: model.top_k] for _ in range(tokens)], dtype=np.int32
     ).reshape(tokens, model.top_k)
     idx[random.random(idx.shape) < 0.2] = -1
-    row_bytes = 2 * model.hidden
+    row_bytes, inner_bytes = 2 * model.hidden, 2 * model.intermediate
     rows = device.allocate(shape.capacity_rows * row_bytes)
-    words = {
-        "epoch": 1,
-        "finished": 1,
-        "barrier": 1,
-        "slot_of": shape.max_tokens * ranks,
-        "num_sent": ranks,
-        "chunk_rows": GRID * shape.local_experts,
-        "row_of": ranks * shape.max_tokens * model.top_k,
-        "expert_ends": shape.local_experts,
-    }
+    words = shape.scratch_words(GRID)
     args = PushArgs(
-        segments=table(segments),
-        rank=rank,
+        segments=table([segment]),
         num_tokens=tokens,
         wait_bound_ns=WAIT_BOUND_NS,
         x=device.upload(bf16(x)),
@@ -171,33 +159,32 @@ def push_rank(
         topk_weights=device.upload(np.full(idx.shape, 0.125, dtype=np.float32)),
         y=device.allocate(tokens * row_bytes - spare),
         x_rows=rows,
+        gate_up=device.allocate(shape.capacity_rows * 2 * inner_bytes),
+        activated=device.allocate(shape.capacity_rows * inner_bytes),
         y_rows=rows,
         **{name: device.allocate(4 * count) for name, count in words.items()},
     )
     return PushRank(x, idx, args)
 
 
-def push(device: Device, model: Model, tokens: list[int], spare: int) -> None:
-    """Two passes of all ranks; the experts hand their rows back as they are."""
-    ranks = len(tokens)
-    shape = PushShape(model, ranks, max(tokens))
-    num_bytes = segment_bytes("push", model, ranks, shape.max_tokens)
-    segments = [device.allocate(num_bytes) for _ in range(ranks)]
-    members = [
-        push_rank(device, shape, segments, rank, count, spare) for rank, count in enumerate(tokens)
-    ]
+def push(device: Device, model: Model, tokens: int, spare: int) -> None:
+    """Two passes; the experts hand their rows back as they are."""
+    shape = PushShape(model, ranks=1, max_tokens=max(1, tokens))
+    segment = device.allocate(segment_bytes("push", model, shape.max_tokens))
+    rank = push_rank(device, shape, segment, tokens, spare)
     for _ in range(2):
-        for name in PUSH_KERNELS:
-            for member in members:
-                grid = ranks if name == "plan" else GRID
-                kernel = f"push_{name}<{shape.config}>"
-                device.launch(
-                    "push/push.cuh", kernel, grid, PUSH_THREADS, member.args, name == "sort"
-                )
-    for segment, member in zip(segments, members, strict=True):
-        device.require_no_fault(segment)
-        got = device.download(member.args.y, member.x.size, np.uint16).reshape(member.x.shape)
-        assert (got == bf16(member.expected())).all(), f"{model.name}: wrong sums"
+        for name, file in KERNELS.items():
+            device.launch(
+                f"push/{file}.cuh",
+                f"push_{name}<{shape.config}>",
+                1 if name == "plan" else GRID,
+                PUSH_THREADS,
+                rank.args,
+                cooperative=name == "sort",
+            )
+    device.require_no_fault(segment)
+    got = device.download(rank.args.y, rank.x.size, np.uint16).reshape(rank.x.shape)
+    assert (got == bf16(rank.expected())).all(), f"{model.name}: wrong sums"
 
 
 def signal(device: Device) -> None:
@@ -239,14 +226,14 @@ def timing(device: Device) -> None:
 
 
 def make_race() -> None:
-    """Compile from a copy of the kernels without the barrier behind warps' counts."""
+    """Compile from a copy of the kernels without the barrier behind the warps' counts."""
     copy = Path(tempfile.mkdtemp(prefix="mokbench-race-")) / "kernels"
     shutil.copytree(jit.kernel_root(), copy)
-    path = copy / "push/push.cuh"
+    path = copy / "push/dispatch.cuh"
     text = path.read_text(encoding="utf-8")
-    store = "warp_counts[threadIdx.x / 32] = __popc(votes);\n"
-    barrier = f"{store}  __syncthreads();\n"
-    assert barrier in text, "push.cuh has changed: adapt the defect"
+    store = "part_rows[i * kPushWarps + warp] = __popc(votes[i]);\n    }\n"
+    barrier = f"{store}    __syncthreads();\n"
+    assert barrier in text, "dispatch.cuh has changed: adapt the defect"
     path.write_text(text.replace(barrier, store), encoding="utf-8")
     jit.kernel_root = lambda: copy
 
