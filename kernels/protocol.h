@@ -294,7 +294,7 @@ MOKBENCH_DEVICE_INLINE u32 blame(Agent<Memory>& agent, u32 late) {
     u32 next = kNobody;
     if (agent.memory.template load_acquire<Scope::kSystem>(&header->fault.state) ==
         static_cast<u32>(FaultState::kComplete)) {
-      next = header->fault.late_rank;
+      next = agent.memory.template load_relaxed<Scope::kSystem>(&header->fault.late_rank);
     } else {
       const u64 alive =
           agent.memory.template load_relaxed<Scope::kSystem>(&header->beacon.alive_ns);
@@ -316,15 +316,18 @@ MOKBENCH_DEVICE_INLINE void record_fault(Agent<Memory>& agent, WaitSite at, u32 
                                      static_cast<u32>(FaultState::kWriting))) {
     return;
   }
-  fault.rank = agent.rank;
-  fault.role = static_cast<u32>(agent.role);
-  fault.site = static_cast<u32>(at.site);
-  fault.slot = at.slot;
-  fault.expected = expected;
-  fault.observed = observed;
-  fault.late_rank = at.late_rank;
-  fault.epoch = agent.epoch;
-  fault.waited_ns = waited_ns;
+  const auto store = [&](auto* field, auto value) {
+    agent.memory.template store_relaxed<Scope::kSystem>(field, value);
+  };
+  store(&fault.rank, agent.rank);
+  store(&fault.role, static_cast<u32>(agent.role));
+  store(&fault.site, static_cast<u32>(at.site));
+  store(&fault.slot, at.slot);
+  store(&fault.expected, expected);
+  store(&fault.observed, observed);
+  store(&fault.late_rank, at.late_rank);
+  store(&fault.epoch, agent.epoch);
+  store(&fault.waited_ns, waited_ns);
   agent.memory.template store_release<Scope::kSystem>(&fault.state,
                                                       static_cast<u32>(FaultState::kComplete));
 }

@@ -37,6 +37,9 @@ __device__ __forceinline__ void st_release_sys(u32* at, u32 value) {
 __device__ __forceinline__ void st_release_gpu(u32* at, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" : : "l"(at), "r"(value) : "memory");
 }
+__device__ __forceinline__ void st_relaxed_gpu(u32* at, u32 value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" : : "l"(at), "r"(value) : "memory");
+}
 __device__ __forceinline__ void st_relaxed_sys(u32* at, u32 value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" : : "l"(at), "r"(value) : "memory");
 }
@@ -65,6 +68,10 @@ __device__ __forceinline__ u32 atom_add_acq_rel_gpu(u32* at, u32 value) {
                : "l"(at), "r"(value)
                : "memory");
   return before;
+}
+
+__device__ __forceinline__ void fence_acq_rel_gpu() {
+  asm volatile("fence.acq_rel.gpu;" : : : "memory");
 }
 
 // --- 16-byte rows ----------------------------------------------------------------------------
@@ -107,7 +114,7 @@ __device__ __forceinline__ u32 cvt_rn_bf16x2(float low, float high) {
 
 // --- clocks and pauses -----------------------------------------------------------------------
 
-// One clock for all ranks of a GPU; it was seen to step by 32 ns on an H200.
+// One clock for all ranks of a GPU; it was seen to step by 32 ns on one H200 and by 256 on another.
 __device__ __forceinline__ u64 globaltimer_ns() {
   u64 value;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value) : : "memory");

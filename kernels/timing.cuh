@@ -20,7 +20,7 @@ struct AlignArgs {
 // peer t.
 template <u32 kNumRanks>
 __global__ void __launch_bounds__(kMaxRanks, 1) align_ranks(const __grid_constant__ AlignArgs a) {
-  constexpr SignalLayout layout = signal_layout(kNumRanks);
+  const SignalLayout layout = signal_layout(kNumRanks);
   const u64 began_ns = ptx::globaltimer_ns();
   if (threadIdx.x == 0) {
     while (ptx::globaltimer_ns() - began_ns < a.lead_ns) ptx::nanosleep(200);

@@ -202,9 +202,11 @@ def _signal_fields(
         "signal_entry_us": own.get("signal_entry_us"),
         "signal_ready_us": own.get(f"signal_ready_us.{system.signal}"),
         "signal_after_arrival_us": own.get(f"signal_after_arrival_us.{system.signal}"),
+        "clock_offset_bound_us": own.get(f"clock_offset_bound_us.{system.signal}"),
     }
     detail = {name: value for name, value in found.items() if value is not None}
-    scalars = {n: q.median for n, q in detail.items() if n != "signal_after_arrival_us"}
+    detail_only = ("signal_after_arrival_us", "clock_offset_bound_us")
+    scalars = {n: q.median for n, q in detail.items() if n not in detail_only}
     return detail, scalars
 
 

@@ -32,6 +32,8 @@ def signal_samples(fabric: RankGroup) -> list[dict[str, Any]]:
                 ready = _rounds(fabric, protocol, (ranks,))
                 samples[f"signal_ready_us.{protocol}"] = ready[protocol]
                 samples[f"signal_after_arrival_us.{protocol}"] = ready["after_arrival"]
+                if bound := ready.get("clock_offset_bound"):
+                    samples[f"clock_offset_bound_us.{protocol}"] = bound
         points.append({"ranks": ranks, "samples": samples})
     return points
 
@@ -73,7 +75,10 @@ def _run_rounds(
     signal = fabric.signal
     if kind in ("pull", "push"):
         ready, after_arrival = signal.ready(kind, rounds, *args)
-        return {kind: ready, "after_arrival": after_arrival}
+        rounds_us = {kind: ready, "after_arrival": after_arrival}
+        # The twin's threads share one clock; on the GPU it is one value a call, not one a round.
+        bound_us = getattr(signal, "clock_offset_bound_us", None)
+        return rounds_us if bound_us is None else rounds_us | {"clock_offset_bound": bound_us}
     if kind == "entry":
         return {kind: signal.entry(rounds, *args)}
     if kind == "hop":

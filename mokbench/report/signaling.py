@@ -54,10 +54,12 @@ class Series:
 
 
 def series(rows: Rows) -> list[Series]:
-    """All series of a report, quantities in a fixed order."""
+    """All series of a report, quantities in a fixed order; the clocks' bound is none of them."""
     found: dict[tuple[str, str, str, str, bool], list[tuple[int, Quantity]]] = {}
     for run, point in rows.signals:
         for name, quantity in point.quantities.items():
+            if name.startswith("clock_offset_bound_us"):
+                continue
             crowded = point.oversubscribed or name in point.crowded
             key = (run, point.fabric, point.link, name, crowded)
             found.setdefault(key, []).append((point.ranks, quantity))

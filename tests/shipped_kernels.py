@@ -1,0 +1,66 @@
+"""The kernels that mokbench ships, as the tests compile them for sm_90a without a GPU."""
+
+import ctypes
+from dataclasses import dataclass
+
+from mokbench.fabric.cuda_signal import SignalArgs
+from mokbench.fabric.overlap import OverlapArgs
+from mokbench.measure.gpu_timing import AlignArgs, StampArgs
+from mokbench.systems.cuda_push_workspace import KERNELS, PushArgs
+
+PUSH_CONFIG = (
+    "mokbench::Config{.num_ranks=4,.num_experts=128,.top_k=8,.max_tokens=4096,.hidden=7168,"
+    ".intermediate=2048}"
+)
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A kernel: its source, C++ expression and argument struct.
+
+    ``segments`` says whether it reaches any rank's segment, ``local`` whether it also tells CTAs
+    of its own rank something through its own segment, which needs no more than GPU scope.
+    """
+
+    source: str
+    name: str
+    args: type[ctypes.Structure] | type[ctypes.c_uint64]
+    segments: bool = True
+    local: bool = False
+
+    @property
+    def expression(self) -> str:
+        return f"mokbench::{self.name}"
+
+
+def _signal(ranks: int) -> list[Shipped]:
+    names = {
+        "signal_hop<{n}>": False,
+        "signal_local_hop<{n}>": True,
+        "signal_entry<{n}>": False,
+        "signal_ready<{n}, mokbench::Transfer::kPull>": True,
+        "signal_ready<{n}, mokbench::Transfer::kPush>": True,
+    }
+    return [
+        Shipped("signal.cuh", name.format(n=ranks), SignalArgs, local=local)
+        for name, local in names.items()
+    ]
+
+
+SHIPPED = [
+    *_signal(2),
+    *_signal(8),
+    Shipped("overlap.cuh", "overlap_probe", OverlapArgs, segments=False),
+    Shipped("timing.cuh", "align_ranks<4>", AlignArgs),
+    Shipped("timing.cuh", "stamp_clocks", StampArgs, segments=False),
+    Shipped("timing.cuh", "delay", ctypes.c_uint64, segments=False),
+    *(
+        Shipped(
+            f"push/{file}.cuh",
+            f"push_{name}<{PUSH_CONFIG}>",
+            PushArgs,
+            segments=name not in ("plan", "swiglu"),
+        )
+        for name, file in KERNELS.items()
+    ),
+]
