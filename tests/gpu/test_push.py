@@ -7,7 +7,8 @@ from cuda_ranks import run_ranks
 from mokbench import reference
 from mokbench.layer import Layer
 from mokbench.routing import RoutingSpec
-from mokbench.systems.cuda_push import CudaPush, PushShape
+from mokbench.systems import Setup, system_class
+from mokbench.systems.options import PushOptions
 from mokbench.workload import Dtype, Model, Workload
 
 SPECS = [
@@ -37,20 +38,17 @@ def workloads(ranks):
 def check_all(fabric):
     results = []
     for work in workloads(fabric.ranks):
-        layer = Layer.build(work, fabric.rank)
-        here = [t.to(fabric.device) for t in (layer.x, layer.topk_idx, layer.topk_weights)]
-        push = CudaPush(
-            fabric,
-            PushShape(work.model, work.ranks, max(1, layer.max_tokens)),
-            layer.w13.to(fabric.device),
-            layer.w2.to(fabric.device),
-        )
+        layer = Layer.build(work, fabric.rank, str(fabric.device))
+        here = (layer.x, layer.topk_idx, layer.topk_weights)
+        push = system_class("push", "cuda")()
+        options, tokens = PushOptions(), max(1, layer.max_tokens)
+        push.prepare(Setup(work, options, fabric.rank, tokens, layer.w13, layer.w2, fabric))
         first = push.run(*here).clone()
         push.check()
         push.run(*here).fill_(float("nan"))
         again = push.run(*here)
         push.check()
-        sums = reference.error_sums(first.cpu(), layer.truth)
+        sums = reference.error_sums(first, layer.truth)
         parts = fabric.gather((sums, torch.equal(first, again)))
         accuracy = reference.judge([part for part, _ in parts], work.dtype)
         same = all(repeat for _, repeat in parts)
