@@ -36,6 +36,8 @@ class DeviceKernel:
 
         self._driver = driver
         self._shared_bytes = shared_bytes
+        # Making one takes longer than a launch, and a system launches alike in every pass.
+        self._configs: dict[tuple[int, int, int, bool], Any] = {}
         self._module = checked("cuModuleLoadData", driver.cuModuleLoadData(cubin.code))
         self._function = checked(
             "cuModuleGetFunction",
@@ -67,6 +69,18 @@ class DeviceKernel:
         ``cooperative`` guarantees that all CTAs run at the same time, or the launch fails.
         """
         driver = self._driver
+        key = (grid, block, stream, cooperative)
+        config = self._configs.get(key)
+        if config is None:
+            config = self._configs.setdefault(key, self._config(*key))
+        pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        checked(
+            "cuLaunchKernelEx",
+            driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0),
+        )
+
+    def _config(self, grid: int, block: int, stream: int, cooperative: bool) -> Any:
+        driver = self._driver
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
@@ -77,8 +91,4 @@ class DeviceKernel:
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
             attribute.value.cooperative = 1
             config.attrs, config.numAttrs = [attribute], 1
-        pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        checked(
-            "cuLaunchKernelEx",
-            driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0),
-        )
+        return config

@@ -94,11 +94,11 @@ class GroupRun:
         self._report(cells[0].id, "prepare")
         entry = Entry(cells, system_class(cells[0].system, cells[0].fabric)())
         peak = self._bench.peak_memory()
+        start = perf_counter()
         self._prepare(entry)
         if not entry.usable:
             return entry
         self._report(cells[0].id, "check")
-        start = perf_counter()
         output = self._run(entry)
         self._settle(entry)
         t_first_us = (perf_counter() - start) * 1e6

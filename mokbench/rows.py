@@ -111,7 +111,7 @@ def _gpu_fields(
         name: result.get(name)
         for name in ("peak_tflops", "roofline_us", "sm_clock_mhz", "l2_state")
     }
-    gpus = facts["num_ranks"] / ranks_per_gpu
+    gpus = -(-facts["num_ranks"] // ranks_per_gpu)
     fields["tflops_per_gpu"] = metrics.tflops_per_gpu(facts["flops"], step_us / 1e6, gpus)
     if fields["roofline_us"]:
         fields["roofline_ratio"] = step_us / fields["roofline_us"]

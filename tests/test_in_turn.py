@@ -15,6 +15,8 @@ from mokbench.workload import Regime
 class OneRank:
     """A group of one rank."""
 
+    ranks_per_gpu = 1
+
     def gather_samples(self, samples):
         return samples[None]
 
@@ -110,6 +112,30 @@ def test_what_a_kernel_recorded_is_raised_after_its_block():
 
     with pytest.raises(RuntimeError, match="fault"):
         run(ScriptedTimer([math.nan]), [lane("a", check=fail)])
+
+
+def test_what_the_timer_does_around_a_pass_counts_for_the_number_of_passes():
+    class Wide(ScriptedTimer):
+        def isolated(self, step, iterations):
+            samples = super().isolated(step, iterations)
+            samples[:, 0] *= 5
+            return samples
+
+    measured = lane("a")
+    rule = StopRule(noise=1e-9, min_blocks=2, max_time_s=0.1)
+    measure_in_turn(OneRank(), Wide([math.nan]), [measured], rule, 3, lambda _: None)
+    assert measured.iterations == 10, "50 ms a block at 5 ms a sample of 1 ms"
+
+
+def test_one_ranks_odd_reading_does_not_reject_a_sample_of_a_shared_gpu():
+    class Shared:
+        ranks_per_gpu = 4
+
+    samples = np.zeros((8, 2, 3))
+    samples[:, :, 2] = 1600
+    samples[1, 0, 2] = 3
+    samples[4:, 1, 2] = 1000
+    assert in_turn._lowest_clock(samples, Shared()).tolist() == [1600, 1000]
 
 
 def test_rank_spread_is_slowest_less_fastest():

@@ -31,6 +31,9 @@ class RankGroup:
     ``wait_bound_s`` bounds every wait of every protocol that runs among them.
     """
 
+    # Ranks of one GPU; the host fabric's have none to share.
+    ranks_per_gpu = 1
+
     def __init__(self, rank: int, ranks: int, store: dist.Store, wait_bound_s: float) -> None:
         self.rank, self.ranks, self.wait_bound_s = rank, ranks, wait_bound_s
         # Collectives of a healthy run end well within this; a peer that sleeps must not hold us.

@@ -27,7 +27,7 @@ _ALIGN_THREADS = 128  # kMaxRanks
 _SEGMENT_BYTES = 1 << 20
 # The CPU must have queued a pass before the device starts it: this much longer than it took before.
 _LEAD_FACTOR = 1.5
-_MIN_LEAD_S, _MAX_LEAD_S = 20e-6, 5e-3
+_MIN_LEAD_S, _MAX_LEAD_S = 50e-6, 5e-3
 # Flushing writes more than the L2 holds, so that what the pass before left is evicted.
 _FLUSH_FACTOR = 2
 
@@ -59,6 +59,11 @@ class GpuTimer:
         self._num_sms = properties.multi_processor_count
         self._buffer = fabric.allocate(_SEGMENT_BYTES)
         self._value = 0
+        self._align_args = AlignArgs(
+            segments=(ctypes.c_uint64 * MAX_RANKS)(*self._buffer.pointers),
+            rank=fabric.rank,
+            wait_bound_ns=int(fabric.wait_bound_s * 1e9),
+        )
         expression = f"mokbench::align_ranks<{fabric.ranks}>"
         self._align_kernel = DeviceKernel(jit.build(_SOURCE, expression, fabric.arch))
         self._stamp_kernel = DeviceKernel(jit.build(_SOURCE, "mokbench::stamp_clocks", fabric.arch))
@@ -146,14 +151,10 @@ class GpuTimer:
         Ranks leave it a flag's travel apart.
         """
         self._value += 1
-        arguments = AlignArgs(
-            segments=(ctypes.c_uint64 * MAX_RANKS)(*self._buffer.pointers),
-            rank=self._fabric.rank,
-            value=self._value % 2**32,
-            lead_ns=int(lead_s * 1e9),
-            wait_bound_ns=int(self._fabric.wait_bound_s * 1e9),
-        )
-        self._align_kernel.launch(1, _ALIGN_THREADS, [arguments], _stream())
+        # A launch copies its arguments, so one struct serves all of them.
+        self._align_args.value = self._value % 2**32
+        self._align_args.lead_ns = int(lead_s * 1e9)
+        self._align_kernel.launch(1, _ALIGN_THREADS, [self._align_args], _stream())
 
     def _stamps(self, count: int) -> Tensor:
         """Room for ``count`` readings of all SMs: int64 [count, SMs, (cycles, ns)]."""

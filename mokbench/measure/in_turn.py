@@ -103,7 +103,7 @@ def _choose_iterations(
     lane.check()
     lane.warmup_s = _span_s(samples.numpy(), passes=1)
     lane.clock_mhz = float(samples[:, :, CLOCK].nanmedian())
-    step_s = float(samples[:, :, DURATION].amax(dim=0).median()) / 1e6
+    step_s = _iteration_s(samples.numpy(), lane.regime)
     wanted_s = _REFERENCE_BLOCK_S if lane.reference else _BLOCK_S
     block_s = min(wanted_s, rule.max_time_s / max(1, rule.min_blocks))
     floor = _MIN_CHAIN if lane.regime is Regime.STEADY else 1
@@ -120,7 +120,7 @@ def _run_block(group: RankGroup, timer: Timer, lane: Lane) -> None:
         samples = group.gather_samples(own).numpy()
         passes = lane.iterations if lane.regime is Regime.STEADY else 1
         # NaN, where no clock was read, is not low.
-        good = ~(samples[:, :, CLOCK].min(axis=0) < _MIN_CLOCK_SHARE * lane.clock_mhz)
+        good = ~(_lowest_clock(samples, group) < _MIN_CLOCK_SHARE * lane.clock_mhz)
         if redo == _MAX_REDOS and not good.all():
             # Three rests did not bring the clock back: it is the clock of this machine now.
             lane.clock_mhz = float(np.nanmedian(samples[:, :, CLOCK]))
@@ -135,6 +135,25 @@ def _run_block(group: RankGroup, timer: Timer, lane: Lane) -> None:
         time.sleep(_REST_S)
     lane.blocks.append(np.concatenate(parts, axis=1))
     lane.block_us.append(float(np.median(lane.blocks[-1][:, :, DURATION].max(axis=0))))
+
+
+def _iteration_s(samples: np.ndarray, regime: Regime) -> float:
+    """What one more sample of a block will take, with what the timer does around the pass."""
+    slowest_s = float(np.median(samples[:, :, DURATION].max(axis=0))) / 1e6
+    if regime is Regime.STEADY or samples.shape[1] < 2:
+        return slowest_s
+    apart_s = float(np.median(np.diff(samples[:, :, START], axis=1))) / 1e6
+    return slowest_s if math.isnan(apart_s) else max(slowest_s, apart_s)
+
+
+def _lowest_clock(samples: np.ndarray, group: RankGroup) -> np.ndarray:
+    """Clock of the slowest GPU in each sample; ranks of one GPU have one clock, so their median.
+
+    Under MPS an SM's number can change between two readings, and then one rank's is far off.
+    """
+    clocks, share = samples[:, :, CLOCK], group.ranks_per_gpu
+    gpus = [np.median(clocks[i : i + share], axis=0) for i in range(0, len(clocks), share)]
+    return np.min(gpus, axis=0)
 
 
 def _span_s(samples: np.ndarray, passes: int) -> float:
