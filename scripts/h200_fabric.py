@@ -35,7 +35,7 @@ from mokbench.systems.cuda_push_workspace import KERNELS, kernel
 ARCH = "sm_90a"
 _BLOCKS, _PASSES = 6, 10
 # Seconds after which a step is given up.
-_LIMIT_S = {"smoke": 150, "baselines": 330, "tests": 240, "sanitizer": 90}
+_LIMIT_S = {"smoke": 150, "baselines": 240, "tests": 240, "sanitizer": 90}
 
 
 def compile_step(out: Path) -> dict[str, Any]:

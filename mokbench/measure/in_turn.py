@@ -153,7 +153,8 @@ def _lowest_clock(samples: np.ndarray, group: RankGroup) -> np.ndarray:
     """
     clocks, share = samples[:, :, CLOCK], group.ranks_per_gpu
     gpus = [np.median(clocks[i : i + share], axis=0) for i in range(0, len(clocks), share)]
-    return np.min(gpus, axis=0)
+    lowest: np.ndarray = np.min(gpus, axis=0)
+    return lowest
 
 
 def _span_s(samples: np.ndarray, passes: int) -> float:
