@@ -12,6 +12,24 @@ PUSH_CONFIG = (
     "mokbench::Config{.num_ranks=4,.num_experts=128,.top_k=8,.max_tokens=4096,.hidden=7168,"
     ".intermediate=2048}"
 )
+# (hidden, intermediate, experts, top_k) of DeepSeek-V3, Qwen3-30B and -235B, Mixtral, gpt-oss.
+_LAYERS = [
+    (7168, 2048, 256, 8),
+    (2048, 768, 128, 8),
+    (4096, 1536, 128, 8),
+    (4096, 14336, 8, 2),
+    (2880, 2880, 128, 4),
+]
+# Push at the published shapes: what compiles without spills at one may not at another.
+PUSH_KERNELS = [
+    (
+        f"push/{file}.cuh",
+        f"mokbench::push_{name}<mokbench::Config{{.num_ranks=8,.num_experts={experts},"
+        f".top_k={top_k},.max_tokens=4096,.hidden={hidden},.intermediate={intermediate}}}>",
+    )
+    for hidden, intermediate, experts, top_k in _LAYERS
+    for name, file in KERNELS.items()
+]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import ctypes
 import shutil
 
 import pytest
-from shipped_kernels import SHIPPED
+from shipped_kernels import PUSH_KERNELS, SHIPPED
 
 from mokbench import jit
 from mokbench.errors import UnsupportedError
@@ -19,9 +19,11 @@ def private_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("MOKBENCH_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda s: s.name[:40])
-def test_shipped_kernels_compile_without_spills(shipped):
-    cubin = jit.build(shipped.source, shipped.expression, "sm_90a")
+@pytest.mark.parametrize(
+    "source, expression", [(s.source, s.expression) for s in SHIPPED] + PUSH_KERNELS
+)
+def test_shipped_kernels_compile_without_spills(source, expression):
+    cubin = jit.build(source, expression, "sm_90a")
     assert cubin.code[:4] == b"\x7fELF"
     assert cubin.symbol.startswith("_Z")
     assert cubin.resources.spill_store_bytes == 0

@@ -6,17 +6,21 @@
 
 namespace mokbench {
 
+// One less than kMaxBatch: the running sums take eight registers each, and eight would spill.
+template <Config c>
+using SumBatch = RowBatch<c.hidden / kVecElements, kMaxBatch - 1>;
+
 template <Config c>
 struct HiddenSums {
-  VecSum sums[HiddenBatch<c>::kSize];
+  VecSum sums[SumBatch<c>::kSize];
 
-  __device__ __forceinline__ void add(const HiddenBatch<c>& batch, float weight) {
+  __device__ __forceinline__ void add(const SumBatch<c>& batch, float weight) {
 #pragma unroll
-    for (u32 i = 0; i < HiddenBatch<c>::kSize; ++i) sums[i].add(batch.vecs[i], weight);
+    for (u32 i = 0; i < SumBatch<c>::kSize; ++i) sums[i].add(batch.vecs[i], weight);
   }
-  __device__ __forceinline__ void round_to(HiddenBatch<c>& batch) const {
+  __device__ __forceinline__ void round_to(SumBatch<c>& batch) const {
 #pragma unroll
-    for (u32 i = 0; i < HiddenBatch<c>::kSize; ++i) batch.vecs[i] = sums[i].rounded();
+    for (u32 i = 0; i < SumBatch<c>::kSize; ++i) batch.vecs[i] = sums[i].rounded();
   }
 };
 
@@ -60,8 +64,8 @@ __global__ void __launch_bounds__(kPushThreads, 1)
     next.load(pass, received, row + num_warps);  // in flight while this row is summed
     const u32 routes = __ballot_sync(~0u, now.place != kNobody);
     char* to = pass.partial(now.source, PushPass<c>::slot(a.rank, now.j));
-    for (u32 nth = 0; nth < HiddenBatch<c>::kPerRow; ++nth) {
-      HiddenBatch<c> batch(nth);
+    for (u32 nth = 0; nth < SumBatch<c>::kPerRow; ++nth) {
+      SumBatch<c> batch(nth);
       HiddenSums<c> sums;
       for_each_bit(routes, [&](u32 k) {
         const u32 place = __shfl_sync(~0u, now.place, k);
@@ -108,8 +112,8 @@ __global__ void __launch_bounds__(kPushThreads, 1) push_reduce(const __grid_cons
   for (; token < a.num_tokens; token += num_warps) {
     const TokenSlots<c> now = next;
     next.load(a, token + num_warps);  // in flight while this token is summed
-    for (u32 nth = 0; nth < HiddenBatch<c>::kPerRow; ++nth) {
-      HiddenBatch<c> batch(nth);
+    for (u32 nth = 0; nth < SumBatch<c>::kPerRow; ++nth) {
+      SumBatch<c> batch(nth);
       HiddenSums<c> sums;
 #pragma unroll
       for (u32 g = 0; g < TokenSlots<c>::kGroups; ++g) {

@@ -166,10 +166,10 @@ struct Received {
 // A part of a row as a warp moves it: kSize 16-byte accesses a lane, neighbouring lanes side by
 // side, all loads in flight together. Lanes behind the row's end load its last bytes again and
 // store nothing.
-template <u32 kVecs>
+template <u32 kVecs, u32 kMaxSize = kMaxBatch>
 struct RowBatch {
   static constexpr u32 kVecsPerLane = (kVecs + 31) / 32;
-  static constexpr u32 kPerRow = (kVecsPerLane + kMaxBatch - 1) / kMaxBatch;
+  static constexpr u32 kPerRow = (kVecsPerLane + kMaxSize - 1) / kMaxSize;
   static constexpr u32 kSize = (kVecsPerLane + kPerRow - 1) / kPerRow;
   static constexpr bool kWhole = kVecs == 32 * kSize * kPerRow;
 

@@ -1,10 +1,14 @@
-"""The push kernels against the FP32 oracle of all ranks, over the awkward workloads."""
+"""The push kernels against the FP32 oracle of all ranks, over the awkward workloads; in a CUDA
+graph; and with a rank that does not come."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 from cuda_ranks import run_ranks
 
 from mokbench import reference
+from mokbench.fabric.fault import FaultError
 from mokbench.layer import Layer
 from mokbench.routing import RoutingSpec
 from mokbench.systems import Setup, system_class
@@ -23,6 +27,13 @@ MODELS = [
     Model("odd", 2880, 128, 24, 8),
     Model("k1", 256, 128, 12, 1),
 ]
+MANY = Model("many", 512, 256, 128, 8)
+EXTREMES = [{}, {"hot_expert": 1.0}, {"hot_rank": 2.5}, {"uneven": 1.0}]
+
+
+def workload(model, ranks, tokens, spec):
+    routing = RoutingSpec.model_validate(spec or "balanced")
+    return Workload(model, ranks, tokens, Dtype.BF16, routing)
 
 
 def workloads(ranks):
@@ -31,18 +42,24 @@ def workloads(ranks):
             for spec in SPECS:
                 if ranks == 1 and ("hot_rank" in spec or "empty_ranks" in spec):
                     continue
-                routing = RoutingSpec.model_validate(spec or "balanced")
-                yield Workload(model, ranks, tokens, Dtype.BF16, routing)
+                yield workload(model, ranks, tokens, spec)
+    for spec in EXTREMES:
+        if spec.get("hot_rank", 1.0) <= ranks:
+            yield workload(MANY, ranks, 300, spec)
+
+
+def prepared(fabric, work):
+    layer = Layer.build(work, fabric.rank, str(fabric.device))
+    push = system_class("push", "cuda")()
+    options, tokens = PushOptions(), max(1, layer.max_tokens)
+    push.prepare(Setup(work, options, fabric.rank, tokens, layer.w13, layer.w2, fabric))
+    return push, layer, (layer.x, layer.topk_idx, layer.topk_weights)
 
 
 def check_all(fabric):
     results = []
     for work in workloads(fabric.ranks):
-        layer = Layer.build(work, fabric.rank, str(fabric.device))
-        here = (layer.x, layer.topk_idx, layer.topk_weights)
-        push = system_class("push", "cuda")()
-        options, tokens = PushOptions(), max(1, layer.max_tokens)
-        push.prepare(Setup(work, options, fabric.rank, tokens, layer.w13, layer.w2, fabric))
+        push, layer, here = prepared(fabric, work)
         first = push.run(*here).clone()
         push.check()
         push.run(*here).fill_(float("nan"))
@@ -64,3 +81,63 @@ def test_push_matches_the_oracle(ranks):
     bad = [row for row in answers[0] if not (row[1] and row[3])]
     print(f"ranks {ranks}: {len(answers[0])} workloads, worst {max(r[2] for r in answers[0]):.4f}")
     assert not bad
+
+
+def replay_with_other_inputs(fabric):
+    work = workload(MANY, fabric.ranks, 300, {})
+    push, _, here = prepared(fabric, work)
+    first = push.run(*here).clone()
+    push.check()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = push.run(*here)
+    other = Layer.build(replace(work, seed=1), fabric.rank, str(fabric.device))
+    there = (other.x, other.topk_idx, other.topk_weights)
+    second = push.run(*there).clone()
+    push.check()
+    same = []
+    for inputs, expected in ((None, first), (there, second)):
+        for tensor, value in zip(here, inputs or here, strict=True):
+            tensor.copy_(value)
+        for _ in range(3):
+            y.fill_(float("nan"))
+            graph.replay()
+            push.check()
+            same.append(torch.equal(y, expected))
+    return [*same, not torch.equal(first, second)]
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_graph_gives_the_same_bits_and_follows_its_inputs(ranks):
+    answers = run_ranks(ranks, replay_with_other_inputs)
+    assert all(isinstance(answer, list) and all(answer) for answer in answers), answers
+
+
+def lose_rank_one(fabric):
+    push, _, here = prepared(fabric, workload(MANY, fabric.ranks, 37, {}))
+    first = push.run(*here).clone()
+    push.check()
+    record = None
+    # Rank 1 stays away from two passes, the second of which finds the fault of the first.
+    for _ in range(2 if fabric.rank != 1 else 0):
+        push.run(*here)
+        try:
+            push.check()
+        except FaultError as error:
+            record = error.record
+    push._prepared.reset()
+    again = push.run(*here).clone()
+    push.check()
+    return record, torch.equal(first, again)
+
+
+def test_a_rank_that_never_arrives_is_named_and_the_next_pass_is_right():
+    answers = run_ranks(4, lose_rank_one, wait_bound_s=1.0)
+    assert all(isinstance(answer, tuple) for answer in answers), answers
+    assert all(same for _, same in answers)
+    for rank, (record, _) in enumerate(answers):
+        if rank == 1:
+            assert record is None
+            continue
+        assert (record["rank"], record["late_rank"], record["site"]) == (rank, 1, "dispatched")
+        assert 0.9 < record["waited_s"] < 5

@@ -1,0 +1,63 @@
+"""What push says about cells on the cuda fabric, and that its segment holds the layout."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from mokbench import twin
+from mokbench.routing import RoutingSpec
+from mokbench.systems import Checked, Phased, system_class
+from mokbench.systems.cuda_push import Push, PushShape
+from mokbench.workload import Cell, Dtype, Model, Regime, Workload
+
+MODEL = Model("m", 2880, 256, 24, 4)
+
+
+def cell(fabric="cuda", options=(), model=MODEL, dtype=Dtype.BF16, nodes=1, ranks=4):
+    routing = RoutingSpec.model_validate("balanced")
+    work = Workload(model, ranks, 64, dtype, routing, nodes=nodes)
+    return Cell("id", fabric, "push", options, work, Regime.ISOLATED, graph=fabric == "cuda")
+
+
+def test_it_has_phases_and_a_check():
+    assert system_class("push", "cuda") is Push
+    assert isinstance(Push(), Phased)
+    assert isinstance(Push(), Checked)
+
+
+def test_supported_with_a_graph_and_with_num_sms():
+    assert Push.supports(cell()) is None
+    assert Push.supports(cell(options=(("num_sms", 8),))) is None
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"dtype": Dtype.FP32}, "dtype: bf16"),
+        ({"nodes": 2}, "one node"),
+        ({"options": (("block_m", 128),)}, "block_m"),
+        ({"model": Model("m", 2884, 256, 24, 4)}, "hidden"),
+        ({"model": Model("m", 2880, 250, 24, 4)}, "intermediate"),
+        ({"model": Model("m", 64, 64, 1024, 8), "ranks": 1}, "more ranks"),
+        ({"model": Model("m", 64, 64, 64, 17)}, "top_k"),
+    ],
+)
+def test_what_it_cannot_is_refused_with_what_would_help(changes, words):
+    assert words in (Push.supports(cell(**changes)) or "")
+
+
+def test_num_sms_is_refused_on_the_host():
+    found = system_class("push").supports(cell("host", options=(("num_sms", 8),)))
+    assert "num_sms" in (found or "")
+
+
+@pytest.mark.parametrize("ranks, tokens", [(1, 1), (4, 4096), (8, 37)])
+def test_the_segment_holds_the_layout(ranks, tokens):
+    shape = PushShape(MODEL, ranks, tokens)
+    sizes = {"hidden": 2880, "intermediate": 256, "num_experts": 24, "top_k": 4, "element_bytes": 2}
+    try:
+        config = twin.load_twin().TwinConfig(num_ranks=ranks, max_tokens=tokens, **sizes)
+    except twin.UnsupportedError as error:
+        pytest.skip(str(error))
+    needed = twin.segment_bytes("push", config)
+    assert needed <= shape.segment_bytes < needed + (1 << 18)
