@@ -10,20 +10,25 @@ namespace mokbench {
 struct AlignArgs {
   char* segments[kMaxRanks];
   u32 rank;
-  u32 value;  // one more than in the call before
-  u64 lead_ns;
+  u32 value;      // one more than in the call before
+  const u32* go;  // in pinned host memory
+  u64 hold_ns;
   u64 wait_bound_ns;
 };
 
-// Holds the stream for lead_ns, while the CPU queues what is timed behind it, and then until all
-// ranks are here; they leave a flag's travel apart. One CTA of kMaxRanks threads, thread t for
-// peer t.
+// Holds the stream until the CPU, which has queued what is timed behind it, raises `go` to `value`,
+// or for hold_ns: a pass in which the CPU waits for the device cannot be queued as a whole. Then
+// until all ranks are here; they leave a flag's travel apart. One CTA of kMaxRanks threads, thread
+// t for peer t.
 template <u32 kNumRanks>
 __global__ void __launch_bounds__(kMaxRanks, 1) align_ranks(const __grid_constant__ AlignArgs a) {
   const SignalLayout layout = signal_layout(kNumRanks);
   const u64 began_ns = ptx::globaltimer_ns();
   if (threadIdx.x == 0) {
-    while (ptx::globaltimer_ns() - began_ns < a.lead_ns) ptx::nanosleep(200);
+    while (!reached(ptx::ld_relaxed_sys(a.go), a.value)) {
+      if (ptx::globaltimer_ns() - began_ns > a.hold_ns) break;
+      ptx::nanosleep(200);
+    }
   }
   __syncthreads();
   const u32 peer = threadIdx.x;

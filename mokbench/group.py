@@ -239,8 +239,8 @@ class GroupRun:
         per_rank = measured.flops / (float(np.median(reference[0].block_us)) / 1e6)
         peer = self._rates["peer_bytes_per_s"] if self._bench.sharing.ranks_per_gpu == 1 else None
         rates = metrics.Rates(per_rank, self._rates["read_bytes_per_s"], peer)
-        bound = metrics.roofline(self._layer.routing, self._layer.workload, rates)
         ranks_per_gpu = self._bench.sharing.ranks_per_gpu or 1
+        bound = metrics.roofline(self._layer.routing, self._layer.workload, rates, ranks_per_gpu)
         return {
             "peak_tflops": per_rank * ranks_per_gpu / 1e12,
             "roofline_us": None if bound.seconds is None else bound.seconds * 1e6,

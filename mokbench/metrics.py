@@ -223,11 +223,15 @@ class Roofline:
         return max(known, key=lambda name: known[name], default=None)
 
 
-def roofline(routing: "Routing", workload: "Workload", rates: Rates) -> Roofline:
-    """Lower bound on one pass: no rank can end before its own rows, bytes and link traffic.
+def roofline(
+    routing: "Routing", workload: "Workload", rates: Rates, ranks_per_gpu: int = 1
+) -> Roofline:
+    """Lower bound on one pass: no GPU can end before its rows, bytes and link traffic are done.
 
-    Per rank: 6 * M_r * H * I FLOPs; weights of its experts that have rows, its x and its y, once;
-    the useful bytes of the busier direction of its link, which works both ways at once.
+    ``rates`` are those of one rank while all run. Ranks that share a GPU are summed, since one that
+    has less to do leaves its SMs and bandwidth to the others. Per rank: 6 * M_r * H * I FLOPs;
+    weights of its experts that have rows, its x and its y, once; the useful bytes of the busier
+    direction of its link, which works both ways at once.
     """
     model, ranks, size = workload.model, workload.ranks, workload.dtype.num_bytes
     rows = route_matrix(routing, model.experts, ranks).sum(axis=0)
@@ -239,15 +243,16 @@ def roofline(routing: "Routing", workload: "Workload", rates: Rates) -> Roofline
     pairs = pairs - np.diag(np.diag(pairs))
     # A rank receives its experts' rows and its tokens' sums; it sends as many of each.
     link = (pairs.sum(axis=0) + pairs.sum(axis=1)) * (model.hidden * size)
+
+    def least_time(amounts: NDArray[np.int64], rate: float | None) -> float | None:
+        by_gpu = np.add.reduceat(amounts, range(0, ranks, ranks_per_gpu))
+        return float(by_gpu.max() / ranks_per_gpu / rate) if rate else None
+
     return Roofline(
-        compute_s=_least_time(matmul, rates.matmul_flops),
-        memory_s=_least_time(weights + activations, rates.read_bytes),
-        link_s=_least_time(link, rates.peer_bytes),
+        compute_s=least_time(matmul, rates.matmul_flops),
+        memory_s=least_time(weights + activations, rates.read_bytes),
+        link_s=least_time(link, rates.peer_bytes),
     )
-
-
-def _least_time(amounts: NDArray[np.int64], rate: float | None) -> float | None:
-    return float(amounts.max() / rate) if rate else None
 
 
 def utilization(

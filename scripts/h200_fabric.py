@@ -163,7 +163,9 @@ def run_step(name: str) -> Callable[[Path], dict[str, Any]]:
     def step(out: Path) -> dict[str, Any]:
         folder = out / name
         config = f"configs/h200-{name}.yaml"
-        done = command(out, name, "-m", "mokbench", "run", config, "--out", str(folder), "--no-charts")
+        done = command(
+            out, name, "-m", "mokbench", "run", config, "--out", str(folder), "--no-charts"
+        )
         return done | _figures(folder, name)
 
     return step

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mokbench.measure.gpu_timing import _block, _lead_s
+from mokbench.measure.gpu_timing import _block
 
 
 def stamps(*readings):
@@ -36,8 +36,3 @@ def test_no_sm_caught_gives_no_start():
     nothing = [[0, 0], [0, 0]]
     block = _block(stamps(nothing, nothing), torch.tensor([1.0]))
     assert math.isnan(block[0, 0])
-
-
-@pytest.mark.parametrize("queueing, lead", [(0.0, 50e-6), (100e-6, 150e-6), (1.0, 5e-3)])
-def test_the_next_pass_is_held_for_longer_than_queueing_took(queueing, lead):
-    assert _lead_s(queueing) == pytest.approx(lead)

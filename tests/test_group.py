@@ -71,7 +71,7 @@ def test_a_row_is_held_against_the_peak_of_its_turn_and_the_rates(fabric):
     # Two ranks a GPU: the GPU's peak is both ranks' share.
     peak = result["peak_tflops"] * 1e12 / 2
     routing = Layer.build(WORK, 0).routing
-    bound = metrics.roofline(routing, WORK, metrics.Rates(peak, 2e9, None))
+    bound = metrics.roofline(routing, WORK, metrics.Rates(peak, 2e9, None), 2)
     assert result["roofline_us"] == pytest.approx(bound.seconds * 1e6)
     assert result["roofline_bound"] == bound.bound
     assert result["rejected"] == []

@@ -154,6 +154,15 @@ def test_roofline_by_hand() -> None:
     assert (found.seconds, found.bound) == (found.memory_s, "memory")
 
 
+def test_ranks_that_share_a_gpu_are_summed_over_it() -> None:
+    # A rank's rates are its share while both run; alone, the GPU does the work of both.
+    rates = Rates(matmul_flops=1000.0, read_bytes=100.0, peer_bytes=None)
+    found = metrics.roofline(TINY, workload(), rates, ranks_per_gpu=2)
+    assert found.compute_s == pytest.approx(TINY.num_routes * 6 * 8 * 4 / 2 / 1000)
+    tokens = sum(TINY.num_tokens)
+    assert found.memory_s == pytest.approx((4 * 3 * 8 * 4 * 2 + tokens * 2 * 8 * 2) / 2 / 100)
+
+
 def test_roofline_counts_only_experts_with_rows() -> None:
     rates = Rates(matmul_flops=None, read_bytes=1.0, peer_bytes=None)
     found = metrics.roofline(routing_of([[0, -1]], []), workload(), rates)

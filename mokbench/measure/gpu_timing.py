@@ -2,14 +2,14 @@
 
 An isolated pass: the L2 is flushed, a kernel holds the stream until the CPU has queued the whole
 pass and all ranks are there, and two events enclose the pass. The SMs' clocks are read just outside
-the events.
+the events. A device that is behind the CPU is not held at all, so it does not cool down.
 """
 
 import ctypes
 import math
-import time
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,9 +25,8 @@ _SOURCE = "timing.cuh"
 _ALIGN_THREADS = 128  # kMaxRanks
 # Counters of signal_layout for kMaxRanks ranks fit.
 _SEGMENT_BYTES = 1 << 20
-# The CPU must have queued a pass before the device starts it: this much longer than it took before.
-_LEAD_FACTOR = 1.5
-_MIN_LEAD_S, _MAX_LEAD_S = 50e-6, 5e-3
+# A pass in which the CPU itself waits for the device is let go after this.
+_HOLD_S = 5e-3
 # Flushing writes more than the L2 holds, so that what the pass before left is evicted.
 _FLUSH_FACTOR = 2
 
@@ -39,7 +38,8 @@ class AlignArgs(ctypes.Structure):
         ("segments", ctypes.c_uint64 * MAX_RANKS),
         ("rank", ctypes.c_uint32),
         ("value", ctypes.c_uint32),
-        ("lead_ns", ctypes.c_uint64),
+        ("go", ctypes.c_uint64),
+        ("hold_ns", ctypes.c_uint64),
         ("wait_bound_ns", ctypes.c_uint64),
     )
 
@@ -59,9 +59,13 @@ class GpuTimer:
         self._num_sms = properties.multi_processor_count
         self._buffer = fabric.allocate(_SEGMENT_BYTES)
         self._value = 0
+        self._go = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._go_word = self._go.numpy()
         self._align_args = AlignArgs(
             segments=(ctypes.c_uint64 * MAX_RANKS)(*self._buffer.pointers),
             rank=fabric.rank,
+            go=self._go.data_ptr(),
+            hold_ns=int(_HOLD_S * 1e9),
             wait_bound_ns=int(fabric.wait_bound_s * 1e9),
         )
         expression = f"mokbench::align_ranks<{fabric.ranks}>"
@@ -79,30 +83,29 @@ class GpuTimer:
     def isolated(self, step: Step, iterations: int) -> Tensor:
         """See Timer; durations are those of CUDA events."""
         events, stamps = _events(2 * iterations), self._stamps(2 * iterations)
-        lead_s = _MAX_LEAD_S
         for i in range(iterations):
-            queued = time.perf_counter()
             self._flush.zero_()
-            self.align(lead_s)
+            self.align()
             self._stamp(stamps[2 * i])
             events[2 * i].record()
             step()
             events[2 * i + 1].record()
             self._stamp(stamps[2 * i + 1])
-            lead_s = _lead_s(time.perf_counter() - queued)
+            self.release()
         self._synchronize()
         pairs = zip(events[::2], events[1::2], strict=True)
         duration_us = torch.tensor([a.elapsed_time(b) * 1e3 for a, b in pairs])
         return _block(stamps, duration_us)
 
     def steady(self, step: Step, iterations: int) -> Tensor:
-        """See Timer; no flush, no alignment inside."""
+        """See Timer; no flush, no alignment inside. Released when the first pass is queued."""
         events, stamps = _events(2), self._stamps(2)
-        self.align(_MAX_LEAD_S)
+        self.align()
         self._stamp(stamps[0])
         events[0].record()
         for _ in range(iterations):
             step()
+            self.release()
         events[1].record()
         self._stamp(stamps[1])
         self._synchronize()
@@ -112,18 +115,16 @@ class GpuTimer:
     def phases(self, dispatch: Step, compute: Step, combine: Step, iterations: int) -> Tensor:
         """See Timer; dispatch finds a flushed L2, combine what the expert MLPs left."""
         events = _events(4 * iterations)
-        lead_s = _MAX_LEAD_S
         for i in range(iterations):
-            queued = time.perf_counter()
             self._flush.zero_()
             for phase, part in enumerate((dispatch, combine)):
                 if phase:
                     compute()
-                self.align(lead_s)
+                self.align()
                 events[4 * i + 2 * phase].record()
                 part()
                 events[4 * i + 2 * phase + 1].record()
-            lead_s = _lead_s(time.perf_counter() - queued)
+                self.release()
         self._synchronize()
         times = [a.elapsed_time(b) * 1e3 for a, b in zip(events[::2], events[1::2], strict=True)]
         return torch.tensor(times, dtype=torch.float64).reshape(iterations, 2)
@@ -145,16 +146,19 @@ class GpuTimer:
 
         return replay
 
-    def align(self, lead_s: float = 0.0) -> None:
-        """Queue a kernel that ends when the stream was held for ``lead_s`` and all ranks are here.
+    def align(self) -> None:
+        """Queue a kernel that waits for ``release``, 5 ms at most, and then for all ranks.
 
         Ranks leave it a flag's travel apart.
         """
         self._value += 1
         # A launch copies its arguments, so one struct serves all of them.
         self._align_args.value = self._value % 2**32
-        self._align_args.lead_ns = int(lead_s * 1e9)
         self._align_kernel.launch(1, _ALIGN_THREADS, [self._align_args], _stream())
+
+    def release(self) -> None:
+        """Let this rank's last ``align`` go: what it holds back is queued."""
+        self._go_word[0] = np.uint32(self._value % 2**32).astype(np.int32)
 
     def _stamps(self, count: int) -> Tensor:
         """Room for ``count`` readings of all SMs: int64 [count, SMs, (cycles, ns)]."""
@@ -170,11 +174,6 @@ class GpuTimer:
         torch.cuda.synchronize()
         if fault := self._buffer.fault():
             raise fault
-
-
-def _lead_s(queueing_s: float) -> float:
-    """How long to hold the next pass; a pass in which the CPU itself waits must not run away."""
-    return min(_MAX_LEAD_S, max(_MIN_LEAD_S, _LEAD_FACTOR * queueing_s))
 
 
 def _events(count: int) -> Sequence[torch.cuda.Event]:

@@ -217,7 +217,13 @@ def signal(device: Device) -> None:
 
 def timing(device: Device) -> None:
     segment = device.allocate(segment_bytes("signal", PUSH_CASES[0][0]))
-    align = AlignArgs(segments=table([segment]), value=1, lead_ns=1000, wait_bound_ns=WAIT_BOUND_NS)
+    align = AlignArgs(
+        segments=table([segment]),
+        value=1,
+        go=device.allocate(4),
+        hold_ns=1000,
+        wait_bound_ns=WAIT_BOUND_NS,
+    )
     device.launch("timing.cuh", "align_ranks<1>", 1, 128, align)
     device.require_no_fault(segment)
     # Fewer places than SMs: what does not fit must be left out.
