@@ -39,6 +39,11 @@ def config(folder, ranks, regimes="[isolated]", graph="[false]", signals="false"
     return path
 
 
+# alltoall's four rows are unsupported here and come first, before any rank is started; one more is
+# a measured one.
+FIRST_MEASURED = 5
+
+
 def daemons(scratch):
     """MPS processes of a daemon whose folder is under ``scratch``."""
     found = []
@@ -92,7 +97,7 @@ def test_a_killed_parent_leaves_no_daemon_no_process_and_no_folder(tmp_path, scr
     out = tmp_path / "run"
     environment = os.environ | {"TMPDIR": str(scratch)}
     with started("run", config(tmp_path, 2), "--out", out, "--no-charts", env=environment) as run:
-        wait_for_rows(out, 4, run)
+        wait_for_rows(out, FIRST_MEASURED, run)
         workers = worker_processes(run.pid)
         mps = daemons(scratch)
         assert len(workers) == 2
@@ -116,7 +121,7 @@ def test_a_killed_rank_fails_one_row_and_new_ranks_do_the_rest(tmp_path, scratch
     out = tmp_path / "run"
     environment = os.environ | {"TMPDIR": str(scratch)}
     with started("run", config(tmp_path, 2), "--out", out, "--no-charts", env=environment) as run:
-        wait_for_rows(out, 4, run)
+        wait_for_rows(out, FIRST_MEASURED, run)
         worker_processes(run.pid)[1].kill()
         code, _, err = end(run)
     assert code == 3, err
@@ -132,10 +137,10 @@ def test_ctrl_c_keeps_rows_and_stops_the_daemon(tmp_path, scratch):
     out = tmp_path / "run"
     environment = os.environ | {"TMPDIR": str(scratch)}
     with started("run", config(tmp_path, 2), "--out", out, "--no-charts", env=environment) as run:
-        wait_for_rows(out, 4, run)
+        wait_for_rows(out, FIRST_MEASURED, run)
         send(run, signal.SIGINT)
         code, _, err = end(run)
     assert code == 130, err
-    assert len(statuses(out)) >= 4
+    assert len(statuses(out)) >= FIRST_MEASURED
     assert daemons(scratch) == []
     assert not list(Path(scratch).glob("mokbench-*"))
