@@ -72,12 +72,14 @@ def fake_record(**changes: Any) -> Record:
     }
     fields |= changes
     graph = ".graph" if fields.get("graph") else ""
+    where = f".seed{fields['seed']}" if fields.get("seed") else ""
+    where += f".{fields['placement']}" if fields.get("placement") else ""
     variant = f"~{fields['variant']}" if fields.get("variant") else ""
     return Record(
         **{
             "id": f"{fields['model']}.{fields['system']}{variant}.r{fields['ranks']}"
             f".t{fields['tokens_per_rank']}.{fields['routing']}.{fields['dtype']}"
-            f".{fields['regime']}{graph}",
+            f".{fields['regime']}{graph}{where}",
             **fields,
         }
     )
@@ -245,5 +247,6 @@ def stored(path: Path, rows: Sequence[Record], **changes: Any) -> RunFolder:
 
 def text_of(runs: list[RunFolder], width: int = 120, **options: Any) -> str:
     out = io.StringIO()
-    Console(file=out, width=width).print(report.table(runs, **options))
+    console = Console(file=out, width=width, force_terminal=True, color_system=None)
+    console.print(report.table(runs, **options))
     return out.getvalue()

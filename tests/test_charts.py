@@ -1,3 +1,4 @@
+import itertools
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -14,7 +15,7 @@ from PIL import Image
 from mokbench.errors import ResultsError
 from mokbench.report import charts, wording
 from mokbench.report.charts import imbalance, signaling, step_time
-from mokbench.report.charts.style import system_look, wrap
+from mokbench.report.charts.style import fold, system_looks, wrap
 from mokbench.report.rows import gather
 from mokbench.results import RunFolder
 
@@ -27,6 +28,10 @@ def figures(module: Any, run: RunFolder) -> list[tuple[str, Figure]]:
 def words(figure: Figure) -> str:
     """Title and notes, with the breaks of their lines undone."""
     return " ".join(" ".join(text.get_text() for text in figure.texts).split())
+
+
+def drawn_points(figure: Figure) -> list[Any]:
+    return [bar.lines[0] for bar in figure.axes[0].containers]
 
 
 def labels(figure: Figure) -> list[str]:
@@ -114,8 +119,8 @@ def test_many_cells_are_limited_and_what_is_left_out_is_said(tmp_path: Path) -> 
         "10 tokens/rank",
     ]
     assert len(figure.axes[0].get_xticklabels()) == step_time.MAX_ROUTINGS
-    assert "4 of 12 routings left out." in words(figure)
-    assert "4 of 10 token counts left out." in words(figure)
+    assert "Left out: 4 of 12 routings." in words(figure)
+    assert "Left out: 4 of 10 token counts." in words(figure)
 
 
 def test_many_shapes_are_limited_and_counted(tmp_path: Path) -> None:
@@ -123,8 +128,8 @@ def test_many_shapes_are_limited_and_counted(tmp_path: Path) -> None:
     run = stored(tmp_path, rows)
     found = figures(step_time, run)
     assert len(found) == step_time.MAX_FIGURES
-    assert "3 more shapes and regimes have no chart." in words(found[0][1])
-    assert "7 more shapes have no chart." in words(figures(imbalance, run)[0][1])
+    assert "3 more charts of this kind not drawn." in words(found[0][1])
+    assert "7 more charts of this kind not drawn." in words(figures(imbalance, run)[0][1])
 
 
 def test_routings_go_from_even_to_uneven_and_wide_ranges_by_decades(tmp_path: Path) -> None:
@@ -147,7 +152,9 @@ def test_routings_go_from_even_to_uneven_and_wide_ranges_by_decades(tmp_path: Pa
 def test_signaling_draws_a_fit_only_over_one_kind_of_points(tmp_path: Path) -> None:
     few = fake_run(tmp_path / "few", tokens=(16,), signals=(2, 3, 4))
     ((_, figure),) = figures(signaling, few)
-    assert "No fit: it needs 3 rank counts" in words(figure)
+    assert "No line: a fit needs at least 3 rank counts, none oversubscribed" in words(figure)
+    assert "alpha + beta" not in words(figure)
+    assert figure.axes[0].get_lines() == drawn_points(figure)
     assert "Hollow: oversubscribed, more threads than the 2 cores" in words(figure)
     assert wording.HOST in words(figure)
     assert not any(" N" in label for label in labels(figure))
@@ -159,7 +166,11 @@ def test_signaling_draws_a_fit_only_over_one_kind_of_points(tmp_path: Path) -> N
     assert alpha == pytest.approx(1.8 * 1.1, rel=0.15)  # the fake's line, times its noise
     assert beta == pytest.approx(0.6 * 1.1, rel=0.15)
     assert "dotted where only the fit goes on" in words(figure)
+    assert "Points without a line: a fit needs at least 3 rank counts" in words(figure)
     panel = figure.axes[0]
+    ticks = [tick.get_text() for tick in panel.get_xticklabels()]
+    assert ticks == ["2", "4", "8", "16\n(fit only)"]
+    assert max(line.get_xdata()[-1] for line in panel.get_lines()) == 16
     assert (panel.get_xlabel(), panel.get_ylabel()) == ("ranks N", "latency (us)")
 
 
@@ -174,8 +185,8 @@ def test_imbalance_draws_the_stored_counts_by_rank(tmp_path: Path) -> None:
     assert [bar.get_height() for bar in bars] == [4, 0, 3, 1]
     colours = [to_hex(bar.get_facecolor()) for bar in bars]
     assert colours[0] == colours[1] != colours[2] == colours[3]
-    assert panel.get_title() == "balanced: max/mean 2.00, 25 % empty"
-    assert "Left out: 1 tokens/rank, same generators." in words(figure)
+    assert panel.get_title() == "balanced\nmax/mean 2.00, 25 % empty"
+    assert "Left out, same generators: 1 token/rank." in words(figure)
 
 
 def test_runs_without_data_draw_nothing(tmp_path: Path) -> None:
@@ -189,9 +200,96 @@ def test_two_shapes_of_one_name_get_two_files(tmp_path: Path) -> None:
     run = stored(tmp_path / "run", [row("mok", 1.0), row("push", 1.0, hidden=64)])
     names = [path.name for path in charts.write([run], tmp_path / "charts")]
     assert names[::2] == [
-        "step_time-tiny-r4-bf16-isolated.png",
-        "step_time-tiny-r4-bf16-isolated-2.png",
+        "step_time-tiny-r4-bf16-isolated-h512.png",
+        "step_time-tiny-r4-bf16-isolated-h64.png",
     ]
+
+
+def test_placement_and_seed_are_in_the_title_and_in_the_file_name(tmp_path: Path) -> None:
+    change = {"placement": "round_robin", "seed": 3, "expert_counts": [1] * 16}
+    run = stored(
+        tmp_path / "run", [row("mok", 1.0, expert_counts=[1] * 16), row("mok", 1.0, **change)]
+    )
+    for module, stem in (
+        (step_time, "step_time-tiny-r4-bf16-isolated"),
+        (imbalance, "imbalance-tiny-r4"),
+    ):
+        plain, (name, figure) = figures(module, run)
+        assert (plain[0], name) == (f"{stem}-contiguous-seed0", f"{stem}-round_robin-seed3")
+        assert "placement round_robin, seed 3" in words(figure)
+        assert "placement" not in words(plain[1])
+        assert ", ," not in words(figure)
+
+
+def test_charts_of_several_runs_are_named_by_run(tmp_path: Path) -> None:
+    runs = [
+        fake_run(tmp_path / where / "run", tokens=(16,), regimes=("isolated",), signals=(4,))
+        for where in ("one", "two")
+    ]
+    names = [path.stem for path in charts.write(runs, tmp_path / "charts")][::2]
+    assert names == [
+        "step_time-tiny-r4-bf16-isolated-one-run",
+        "step_time-tiny-r4-bf16-isolated-two-run",
+        "signaling-host-shm-one-run",
+        "signaling-host-shm-two-run",
+        "imbalance-tiny-r4",
+    ]
+    titles = [words(figure) for _, figure in step_time.figures(gather(runs))]
+    assert "isolated, host, run one/run" in titles[0]
+
+
+def test_variants_differ_and_no_line_joins_routings(tmp_path: Path) -> None:
+    variants = ("", "block_m=32", "block_m=128")
+    rows = [
+        row("mok", 10.0, variant=v, routing=r, **CUDA)
+        for v in variants
+        for r in ("balanced", "lognormal-0.25+masked-0.1+uneven-0.5")
+    ]
+    ((_, figure),) = figures(step_time, stored(tmp_path, rows))
+    points = drawn_points(figure)
+    assert len({line.get_color() for line in points}) == len(variants)
+    assert len({line.get_marker() for line in points}) == len(variants)
+    assert {line.get_linestyle() for line in points} == {"None"}
+    assert "lognormal-0.25\n+masked-0.1\n+uneven-0.5" in [
+        tick.get_text() for tick in figure.axes[0].get_xticklabels()
+    ]
+
+
+def test_the_legend_and_labels_cover_nothing(tmp_path: Path) -> None:
+    rows = [
+        row("mok", 10.0, variant=v, routing=r, tokens_per_rank=t, **CUDA)
+        for v in ("", "block_m=32,ring_tiles=2", "block_m=128,hidden_ring_tiles=16")
+        for r in ("balanced", "extreme", "trace-deepseek-r1-layer36-l0", "dirichlet-0.5+masked-0.1")
+        for t in (1, 2, 4)
+    ]
+    ((_, figure),) = figures(step_time, stored(tmp_path, rows))
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    for other in [*figure.texts, *figure.axes]:
+        assert not box.overlaps(other.get_tightbbox())
+    for panel in figure.axes:
+        boxes = [tick.get_window_extent() for tick in panel.get_xticklabels()]
+        assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
+
+
+@pytest.mark.parametrize("far, said", [(20.0, "All panels have one"), (200.0, "Each panel has")])
+def test_panels_share_their_scale_or_say_that_they_do_not(
+    tmp_path: Path, far: float, said: str
+) -> None:
+    rows = [row("mok", 10.0, **CUDA), row("mok", far, tokens_per_rank=4096, **CUDA)]
+    ((_, figure),) = figures(step_time, stored(tmp_path, rows))
+    limits = {panel.get_ylim() for panel in figure.axes}
+    assert (len(limits) == 1) == said.startswith("All")
+    assert said in words(figure)
+
+
+def test_signaling_at_one_rank_count_stands_over_its_tick(tmp_path: Path) -> None:
+    ((_, figure),) = figures(signaling, fake_run(tmp_path / "run", tokens=(16,), signals=(4,)))
+    panel = figure.axes[0]
+    low, high = panel.get_xlim()
+    spread = [line.get_xdata()[0] for line in drawn_points(figure)]
+    assert max(spread) - min(spread) < 0.15 * (high - low)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -202,10 +300,17 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_systems_differ_in_colour_and_in_marker() -> None:
-    looks = [system_look(name) for name in ("mok", "push", "deepep", "alltoall", "local")]
-    looks += [system_look("new", place) for place in range(3)]
-    assert len({colour for colour, _ in looks}) == len(looks)
-    assert len({marker for _, marker in looks}) == len(looks)
+    names = ("mok", "push", "deepep", "alltoall", "local", "mok (a)", "mok (b)", "push (a)", "new")
+    looks = system_looks(names)
+    assert len({colour for colour, _ in looks.values()}) == len(names)
+    assert len({marker for _, marker in looks.values()}) == len(names)
+    assert looks["push"] == system_looks(["push"])["push"]
+
+
+def test_fold() -> None:
+    assert fold("hot_rank-2.5", 14) == "hot_rank-2.5"
+    assert fold("zipf-0.8+masked-0.1", 14) == "zipf-0.8\n+masked-0.1"
+    assert fold("x" * 20, 14) == "x" * 14 + "\n" + "x" * 6
 
 
 def test_wrap() -> None:

@@ -38,7 +38,7 @@ def test_ratio_of_rows_apart_is_wide_and_marked(tmp_path: Path) -> None:
     text = text_of([run])
     assert "~0.50 (0.43-0.58)" in text
     assert "0.50 (0.43-0.58) [separate medians, not measured in turn] of the step" in text
-    assert "~: from separate medians" in text
+    assert "~ before a ratio: from separate medians" in text
 
 
 def test_few_blocks_give_a_ratio_and_say_why_no_interval(tmp_path: Path) -> None:
@@ -105,3 +105,11 @@ def test_mok_variants_each_meet_the_others_and_defaults_are_the_reference(tmp_pa
     assert "mok (block_m=32)" in text
     assert "~0.50 (0.46-0.54)" in text  # the default against push
     assert "~2.00 (1.73-2.33)" in text  # the default against the variant
+    assert "mok us / row us: mok is mok with default options" in text
+    for name, ratio in (("mok", "0.50"), ("mok (block_m=32)", "0.25")):
+        assert f"too little for a verdict on {name} and push: {ratio}" in text
+
+
+def test_a_variant_that_stands_for_mok_is_named(tmp_path: Path) -> None:
+    rows = [row("mok", 10.0, variant="block_m=32"), row("push", 40.0)]
+    assert "mok us / row us: mok is mok (block_m=32)" in text_of([stored(tmp_path, rows)])

@@ -1,3 +1,4 @@
+import io
 import json
 import subprocess
 import sys
@@ -5,10 +6,15 @@ from pathlib import Path
 
 import pytest
 from fake_run import CUDA, fake_machine, fake_record, fake_run, fake_signals, row, stored, text_of
+from rich.console import Console
 
 from mokbench import report
+from mokbench.cells import expand
+from mokbench.config import parse
 from mokbench.errors import ResultsError
+from mokbench.record import Record
 from mokbench.report import wording
+from mokbench.results import RunFolder
 
 
 def test_the_host_compares_mok_with_push_only_and_judges_nothing(tmp_path: Path) -> None:
@@ -91,12 +97,106 @@ def test_a_table_keeps_the_systems_of_one_regime_together(tmp_path: Path) -> Non
 
 
 def test_slowdown_over_balanced(tmp_path: Path) -> None:
-    rows = [row("mok", 100.0), row("mok", 150.0, routing="extreme"), row("push", 9.0)]
+    rows = [row("mok", 100.0), row("mok", 150.0, routing="extreme")]
     lines = text_of([stored(tmp_path, rows)]).splitlines()
     start = lines.index("Step time over that of balanced routing")
-    assert lines[start + 3].split() == ["tokens/rank", "regime", "system", "extreme"]
-    assert lines[start + 4].split() == ["128", "isolated", "mok", "1.50"]
-    assert lines[start + 5].split() == ["128", "isolated", "push", "-"]
+    assert lines[start + 2] == "tiny, 4 ranks, bf16, isolated, host"
+    assert lines[start + 3].split() == ["tokens", "per", "rank", "routing", "mok"]
+    # 149 / 101 and 151 / 99: both medians at the worst of their intervals.
+    assert lines[start + 4].split() == ["128", "extreme", "1.50", "(1.48-1.53)"]
+    assert "where the interval holds 1 no slowdown is shown" in " ".join(lines)
+
+
+def many_routings(path: Path) -> RunFolder:
+    routings = ["balanced", "typical", "extreme", *(f"hot_rank-{i}.5+masked-0.1" for i in range(4))]
+    systems = [("mok", ""), ("mok", "block_m=32,ring_tiles=2"), ("push", ""), ("alltoall", "")]
+    rows = [
+        row(system, 1e5 + i, variant=variant, routing=name, regime=regime)
+        for i, name in enumerate(routings)
+        for system, variant in systems
+        for regime in ("isolated", "steady")
+    ]
+    return stored(path, rows)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_every_slowdown_is_shown_at_any_width(tmp_path: Path, width: int) -> None:
+    text = text_of([many_routings(tmp_path)], width)
+    assert max(map(len, text.splitlines())) <= width
+    slowdowns = text.split("Step time over that of balanced routing")[1].split("Reading")[0]
+    # 6 routings x 4 systems x 2 regimes
+    assert slowdowns.count("1.00 (1.00-1.00)") == 48
+    for name in ("mok", "push", "alltoall", "ring_tiles=2)"):
+        assert name in slowdowns
+
+
+def test_at_40_columns_a_row_still_says_what_it_is(tmp_path: Path) -> None:
+    lines = text_of([fake_run(tmp_path / "run", tokens=(16,))], 40).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("system"))
+    assert lines[start].split()[:4] == ["system", "regime", "step", "us"]
+    assert lines[start + 1].split()[:2] == ["mok", "isolated"]
+    assert lines[start + 3].split()[:2] == ["alltoall", "isolated"]
+
+
+def test_a_pipe_gets_whole_ids_and_no_trailing_blanks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    name = "tiny.mok~" + ",".join(f"option_{i}={i}" for i in range(10))
+    dead = fake_record(id=name, status="failed", reason="rank 3 was killed " * 10)
+    run = stored(tmp_path, [row("mok", 10.0), row("push", 10.0), dead])
+    out = io.StringIO()
+    Console(file=out).print(report.table([run]))
+    lines = out.getvalue().splitlines()
+    assert any(line.endswith(name) for line in lines)
+    assert any(wording.HOST in line for line in lines)
+    for text in (out.getvalue(), text_of([run], 80)):
+        assert [line for line in text.splitlines() if line != line.rstrip()] == []
+
+
+def test_one_reason_of_several_systems_is_one_line(tmp_path: Path) -> None:
+    rows = [
+        fake_record(system=s, status="unsupported", reason="too hot", tokens_per_rank=t)
+        for s in ("mok", "push")
+        for t in (1, 2)
+    ]
+    text = text_of([stored(tmp_path, rows)])
+    (line,) = [line for line in text.splitlines() if "too hot" in line]
+    assert line.split() == ["mok,", "push", "4", "too", "hot", rows[0].id]
+
+
+def test_one_is_singular_and_errors_have_two_digits(tmp_path: Path) -> None:
+    rows = [row("mok", 10.0, ranks=1, tokens_per_rank=t, rel_error=4.34e-3) for t in (1, 2)]
+    rows[0] = rows[0].model_copy(update={"oversubscribed": True})
+    text = text_of([stored(tmp_path, rows)], 200, max_tables=1)
+    assert "oversubscribed host: 1 rank on 2 cores" in text
+    assert "1 more table not shown" in text
+    assert "1 ranks" not in text
+    assert "4.3e-03" in text
+
+
+CONFIG = """
+name: ordered
+fabric: host
+ranks: 2
+model: {name: tiny, hidden: 64, intermediate: 64, experts: 4, top_k: 2}
+systems: [push, mok, alltoall]
+sweep: {tokens_per_rank: [4], routing: [balanced]}
+measure: {regimes: [isolated]}
+"""
+
+
+def test_rows_stand_in_the_order_of_the_config_whatever_ended_first(tmp_path: Path) -> None:
+    cells = expand(parse(CONFIG))
+    step_time_us = row("mok", 10.0).step_time_us
+    records = [Record.from_cell(cell, status="ok", step_time_us=step_time_us) for cell in cells]
+    run = stored(tmp_path, [records[i] for i in (2, 1, 0)], config_text=CONFIG)
+    assert [record.system for record in run.records()] == ["alltoall", "mok", "push"]
+    found = [cell["system"] for cell in report.json_report([run])["cells"]]
+    assert found == ["push", "mok", "alltoall"]
+    lines = text_of([run]).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("system"))
+    assert [lines[start + i].split()[0] for i in (1, 2, 3)] == ["push", "mok", "alltoall"]
 
 
 def test_signaling_table(tmp_path: Path) -> None:
@@ -119,7 +219,7 @@ def test_lines_fit_and_figures_are_whole(tmp_path: Path, width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
     assert text.isascii()
-    assert "mok / row (95 % CI)" in text
+    assert "mok us / row us" in text
     assert ("Columns left out at this width (80)" in text) == (width == 80)
 
 
@@ -181,6 +281,11 @@ def test_several_runs_keep_their_rows_apart(tmp_path: Path) -> None:
     assert [info["run"] for info in found["runs"]] == ["one", "two"]
     header = next(line for line in text_of([one, two]).splitlines() if line.startswith("system"))
     assert header.split()[:3] == ["system", "regime", "run"]
+    for text in (text_of([one, two], 200), report.markdown([one, two])):
+        assert "one, isolated: mok took 1.00 (1.00-1.00) of the step time of push." in text
+        assert "isolated: mok of two took 1.50" in text
+        assert "of the step time of push of one." in text
+        assert "before a ratio: from separate medians" in text
 
 
 def test_reports_import_neither_matplotlib_nor_torch(tmp_path: Path) -> None:

@@ -5,17 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from mokbench.report import wording
+from mokbench.report import units, wording
 from mokbench.report.rows import Rows
 from mokbench.report.signaling import min_step_table, signaling_tables
-from mokbench.report.tables import (
-    Table,
-    note_counts,
-    problem_table,
-    slowdown_tables,
-    uncompared,
-    workload_tables,
-)
+from mokbench.report.slowdown import slowdown_tables
+from mokbench.report.tables import Table, note_counts, problem_table, uncompared, workload_tables
 
 _MAX_NOTES = 10
 
@@ -31,13 +25,13 @@ class Section:
 
 def sections(rows: Rows) -> list[Section]:
     """Build the whole report; sections without content are left out."""
-    steps = workload_tables(rows)
+    steps, slowdowns = workload_tables(rows), slowdown_tables(rows)
     found = [
         Section("", (*wording.runs(rows), wording.machine(rows.machine), *_warnings(rows))),
         Section("Step time", tables=tuple(steps)),
-        Section("Step time over that of balanced routing", tables=tuple(slowdown_tables(rows))),
+        Section("Step time over that of balanced routing", tables=tuple(slowdowns)),
         Section("Signaling", tables=tuple(_signaling(rows))),
-        Section("Reading the figures", tuple(_legend(steps))),
+        Section("Reading the figures", tuple(_legend(steps, slowdowns))),
         Section("Not measured", tables=tuple(_problems(rows))),
         Section("Notes", tuple(_notes(rows))),
     ]
@@ -96,17 +90,18 @@ def _signaling(rows: Rows) -> list[Table]:
     return signaling_tables(rows) + ([least] if least else [])
 
 
-def _legend(tables: Sequence[Table]) -> list[str]:
+def _legend(tables: Sequence[Table], slowdowns: Sequence[Table]) -> list[str]:
     cells = [cell for table in tables for row in table.cells for cell in row]
     titles = {column.title for table in tables for column in table.columns}
     lines = []
-    if any(title.startswith("mok / row") for title in titles):
+    if wording.AGAINST in titles:
         lines.append(wording.LEGEND)
-    if any(cell.startswith("~") for cell in cells):
+    said = [line for table in tables for line in table.sentences]
+    if any(cell.startswith("~") for cell in cells) or any(wording.SEPARATE in s for s in said):
         lines.append(wording.LEGEND_SEPARATE)
     if "redundancy" in titles:
         lines.append(wording.LEGEND_BYTES)
-    return lines
+    return lines + [wording.LEGEND_SLOWDOWN] * bool(slowdowns)
 
 
 def _problems(rows: Rows) -> list[Table]:
@@ -117,4 +112,6 @@ def _problems(rows: Rows) -> list[Table]:
 def _notes(rows: Rows) -> list[str]:
     notes = note_counts(rows)
     left = len(notes) - _MAX_NOTES
-    return notes[:_MAX_NOTES] + ([f"{left} more notes: --format json has them"] if left > 0 else [])
+    return notes[:_MAX_NOTES] + (
+        [f"{units.count(left, 'more note')}: --format json has them"] if left > 0 else []
+    )

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-from mokbench.errors import ResultsError
+from mokbench.cells import expand
+from mokbench.config import parse
+from mokbench.errors import ConfigError, ResultsError
 from mokbench.figures import SignalPoint
 from mokbench.machine import Machine
 from mokbench.record import Record
@@ -99,7 +102,7 @@ def gather(runs: Sequence[RunFolder]) -> Rows:
         rows=tuple(
             Row(name, record)
             for name, run in zip(names, runs, strict=True)
-            for record in run.records()
+            for record in _in_plan_order(run)
         ),
         signals=tuple(
             (name, point) for name, run in zip(names, runs, strict=True) for point in run.signals()
@@ -107,7 +110,26 @@ def gather(runs: Sequence[RunFolder]) -> Rows:
     )
 
 
+def _in_plan_order(run: RunFolder) -> list[Record]:
+    """Rows as the config lists their cells, whichever ended first or was measured again.
+
+    As stored where the config no longer reads, say because a model file it names is gone; rows
+    that are not in the config come last.
+    """
+    stored = run.records()
+    try:
+        suite = parse(run.meta.config_text, Path(str(run.meta.config.get("file", "config.yaml"))))
+    except (ConfigError, OSError):
+        return stored
+    place = {cell.id: i for i, cell in enumerate(expand(suite))}
+    return sorted(stored, key=lambda record: place.get(record.id, len(place)))
+
+
 def _names(runs: Sequence[RunFolder]) -> list[str]:
-    """Folder names; whole paths where two folders have one name."""
-    names = [run.path.resolve().name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
+    """Folder names, with as many of the folders above as it takes to tell them apart."""
+    paths = [run.path.resolve().parts for run in runs]
+    for depth in range(1, max(map(len, paths))):
+        names = ["/".join(parts[-depth:]) for parts in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [str(run.path) for run in runs]

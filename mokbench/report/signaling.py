@@ -81,7 +81,7 @@ def signaling_tables(rows: Rows) -> list[Table]:
         groups.setdefault((found.run, found.fabric, found.link), []).append(found)
     tables = []
     for (run, fabric, link), members in groups.items():
-        where = f"{fabric} ({link})" + (f", {run}" if len(rows.runs) > 1 else "")
+        where = f"{fabric} ({link})" + (f", run {run}" if len(rows.runs) > 1 else "")
         tables.append(_table(f"signaling, us: median / p99, {where}", members))
     return tables
 
@@ -97,14 +97,13 @@ def _table(title: str, members: list[Series]) -> Table:
             text = f"{units.number(quantity.median)} / {units.number(quantity.p99)}"
             cells.setdefault(found.label, {})[ranks] = text + "*" * found.oversubscribed
         if fit := found.fit():
-            fits[found.label] = formula(fit) + "*" * found.oversubscribed
-    middle = {count: 2 + place for place, count in enumerate(counts[1:-1])}
+            fits[found.label] = formula(fit)
     table = Table(
         title,
         (
             Column("quantity", right=False),
-            *(Column(f"N = {n}", expendable=middle.get(n, 0)) for n in counts),
-            Column("fit", expendable=1),
+            *(Column(f"N = {n}") for n in counts),
+            Column("fit"),
         ),
         tuple(
             (
@@ -115,6 +114,7 @@ def _table(title: str, members: list[Series]) -> Table:
             for label, by_count in cells.items()
         ),
         sentences=("*: more threads than cores; one may wait for its turn on a core.",) * crowded,
+        alike=True,
     )
     return table.without_empty_columns()
 
@@ -137,4 +137,5 @@ def min_step_table(rows: Rows) -> Table | None:
             (name, *(units.number(by_count.get(n)) for n in counts))
             for name, by_count in found.items()
         ),
+        alike=True,
     )

@@ -2,11 +2,17 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mokbench.record import Record
 from mokbench.report import units, wording
-from mokbench.report.comparison import HOST_SYSTEMS, Comparison, compare, reference
+from mokbench.report.comparison import (
+    HOST_SYSTEMS,
+    Comparison,
+    against_others,
+    compare,
+    reference,
+)
 from mokbench.report.rows import Row, Rows, Workload
 
 # A run whose every row failed with a text of its own still has to be readable.
@@ -24,13 +30,18 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Title, lines under it, cells as text, and sentences below."""
+    """Title, lines under it, cells as text, and sentences below.
+
+    ``alike``: its figures are one quantity, column by column. Where width is short they go into
+    further tables; other tables leave expendable columns out.
+    """
 
     title: str
     columns: tuple[Column, ...]
     cells: tuple[tuple[str, ...], ...]
     about: tuple[str, ...] = ()
     sentences: tuple[str, ...] = ()
+    alike: bool = False
 
     def without_empty_columns(self) -> "Table":
         """Drop columns in which no row has a figure."""
@@ -43,12 +54,10 @@ class Table:
 
     def keeping(self, keep: Sequence[int]) -> "Table":
         """Return the table with these columns only."""
-        return Table(
-            self.title,
-            tuple(self.columns[i] for i in keep),
-            tuple(tuple(row[i] for i in keep) for row in self.cells),
-            self.about,
-            self.sentences,
+        return replace(
+            self,
+            columns=tuple(self.columns[i] for i in keep),
+            cells=tuple(tuple(row[i] for i in keep) for row in self.cells),
         )
 
 
@@ -84,26 +93,27 @@ def _workload_table(work: Workload, group: Sequence[Row], rows: Rows) -> Table:
     regimes = list(dict.fromkeys(wording.regime(row.record) for row in shown))
     shown.sort(key=lambda row: regimes.index(wording.regime(row.record)))
     records = [row.record for row in shown]
-    cells, sentences = [], []
-    for row in shown:
-        found = _against_mok(row, group)
-        if found is not None and row.record.system != "mok":
-            sentences.append(wording.sentence(found))
-        cells.append(_cells(row, found))
-    about = [text] if (text := wording.imbalance(records)) else []
+    ratios = [_against_mok(row, group) for row in shown]
+    about = [wording.imbalance(records), wording.reference(ratios, shown)]
+    sentences = (
+        wording.sentence(found, name_runs=len(rows.runs) > 1)
+        for row in shown
+        if row.record.system == "mok"
+        for found in against_others(row, group)
+    )
     columns = (
         Column("system", right=False),
         Column("regime", right=False),
-        Column("run", right=False, expendable=1),
+        Column("run", right=False),
         Column("step us (95 % CI)"),
-        Column("mok / row (95 % CI)"),
+        Column(wording.AGAINST, expendable=1),
         *(column for column, _ in _FIGURES),
     )
     table = Table(
         wording.workload(work, [record.link for record in records]),
         columns,
-        tuple(cells),
-        (*about, *wording.marks(records, rows.machine)),
+        tuple(_cells(row, found) for row, found in zip(shown, ratios, strict=True)),
+        (*filter(None, about), *wording.marks(records, rows.machine)),
         tuple(sentences),
     )
     if len(rows.runs) == 1:
@@ -130,62 +140,18 @@ def _cells(row: Row, found: Comparison | None) -> tuple[str, ...]:
     return (record.name, wording.regime(record), row.run, step, against, *figures)
 
 
-def slowdown_tables(rows: Rows) -> list[Table]:
-    """One table a shape: step time of each row at each routing over its own at balanced routing."""
-    shapes: dict[Workload, dict[tuple[str, ...], dict[str, Record]]] = {}
-    for row in rows.with_status("ok"):
-        record = row.record
-        shape = Workload.of(record)._replace(tokens_per_rank=0, routing="")
-        line = (str(record.tokens_per_rank), wording.regime(record), record.name, row.run)
-        shapes.setdefault(shape, {}).setdefault(line, {})[record.routing] = record
-    tables = (_slowdown_table(shape, lines, len(rows.runs)) for shape, lines in shapes.items())
-    return [table for table in tables if table is not None]
-
-
-def _slowdown_table(
-    shape: Workload, lines: dict[tuple[str, ...], dict[str, Record]], num_runs: int
-) -> Table | None:
-    names = dict.fromkeys(routing for found in lines.values() for routing in found)
-    others = [name for name in names if name != "balanced"]
-    cells = [
-        (*line, *(_slowdown(found, routing) for routing in others))
-        for line, found in lines.items()
-        if "balanced" in found
-    ]
-    if not others or not cells:
-        return None
-    columns = (
-        Column("tokens/rank"),
-        Column("regime", right=False),
-        Column("system", right=False),
-        Column("run", right=False),
-        *(Column(name, expendable=1 + place) for place, name in enumerate(others)),
-    )
-    ranks = units.count(shape.ranks, "rank")
-    title = f"{shape.model}, {ranks}, {shape.dtype}, {shape.fabric}"
-    table = Table(title, columns, tuple(cells))
-    keep = [i for i, column in enumerate(columns) if num_runs > 1 or column.title != "run"]
-    return table.keeping(keep).without_empty_columns()
-
-
-def _slowdown(found: dict[str, Record], routing: str) -> str:
-    base, skewed = found["balanced"].step_time_us, found.get(routing)
-    if base is None or skewed is None or skewed.step_time_us is None:
-        return units.NOTHING
-    return units.quotient(skewed.step_time_us.median / base.median)
-
-
 def problem_table(rows: Rows, status: str) -> Table | None:
     """Rows that are unsupported or failed: systems and reasons, how many rows, one of them."""
     found = rows.with_status(status)
     if not found:
         return None
-    tally = Counter((row.record.system, row.record.reason or "") for row in found)
+    tally = Counter(row.record.reason or "" for row in found)
     left = len(tally) - MAX_REASONS
     more = (f"{units.count(left, 'more reason')}: --format json has them",) * (left > 0)
-    example = {
-        (row.record.system, row.record.reason or ""): row.record.id for row in reversed(found)
-    }
+    example = {row.record.reason or "": row.record.id for row in reversed(found)}
+    systems: dict[str, dict[str, None]] = {}
+    for row in found:
+        systems.setdefault(row.record.reason or "", {})[row.record.system] = None
     return Table(
         f"{status}: {units.count(len(found), 'row')}",
         (
@@ -195,8 +161,8 @@ def problem_table(rows: Rows, status: str) -> Table | None:
             Column("for example", right=False),
         ),
         tuple(
-            (system, str(rows_), reason, example[system, reason])
-            for (system, reason), rows_ in tally.most_common(MAX_REASONS)
+            (", ".join(systems[reason]), str(number), reason, example[reason])
+            for reason, number in tally.most_common(MAX_REASONS)
         ),
         sentences=more,
     )

@@ -52,8 +52,8 @@ def size(num_bytes: float | None) -> str:
 
 
 def error(value: float | None) -> str:
-    """Write a relative error with one digit: ``3e-03``."""
-    return NOTHING if value is None else f"{value:.0e}"
+    """Write a relative error with two digits: ``3.1e-03``."""
+    return NOTHING if value is None else f"{value:.1e}"
 
 
 def count(value: int, noun: str) -> str:

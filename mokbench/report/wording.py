@@ -16,12 +16,18 @@ HOST = (
     "performance verdict."
 )
 SEPARATE = "separate medians, not measured in turn"
+AGAINST = "mok us / row us (95 % CI)"
 LEGEND = (
-    "mok / row: step time of mok over the row's (below 1: mok took less time), the median over "
-    "pairs of blocks measured in turn, with its 95 % interval."
+    "mok us / row us: step time of mok divided by the step time of the row it stands in (below 1: "
+    "mok took less time), the median over pairs of blocks measured in turn, with its 95 % interval."
 )
 LEGEND_SEPARATE = (
-    f"~: from {SEPARATE}; the interval takes both rows' at their worst, and drift is not in it."
+    f"~ before a ratio: from {SEPARATE} (in another turn or run); the interval takes both rows' at "
+    "their worst, and drift between them is not in it, so it gives no verdict."
+)
+LEGEND_SLOWDOWN = (
+    "slowdown: step time at this routing divided by the same system's at balanced routing, two "
+    "medians that were not measured in turn; where the interval holds 1 no slowdown is shown."
 )
 LEGEND_BYTES = (
     "wire: bytes of one step between ranks, summed over ranks; redundancy: wire over useful bytes, "
@@ -45,15 +51,21 @@ def workload(work: Workload, links: Iterable[str | None]) -> str:
         work.dtype,
         f"{work.fabric} ({', '.join(map(str, known))})",
     ]
-    if work.nodes > 1:
-        parts.insert(4, f"{work.nodes} nodes")
-    if work.placement != "contiguous":
-        parts.append(f"placement {work.placement}")
-    if work.pass_ != "forward":
-        parts.append(work.pass_)
-    if work.seed:
-        parts.append(f"seed {work.seed}")
-    return ", ".join(parts)
+    return ", ".join(parts + unusual(work))
+
+
+def shape(work: Workload, how: str) -> str:
+    """Title of what tables and charts over routings share: ``how`` is the regime."""
+    parts = [work.model, units.count(work.ranks, "rank"), work.dtype, how, work.fabric]
+    return ", ".join(parts + unusual(work))
+
+
+def unusual(work: Workload) -> list[str]:
+    """What a title says only where it is not the default: nodes, placement, pass, seed."""
+    parts = [units.count(work.nodes, "node")] if work.nodes > 1 else []
+    parts += [f"placement {work.placement}"] if work.placement != "contiguous" else []
+    parts += [work.pass_] if work.pass_ != "forward" else []
+    return parts + ([f"seed {work.seed}"] if work.seed else [])
 
 
 def tokens(per_rank: int) -> str:
@@ -81,9 +93,9 @@ def marks(records: Sequence[Record], machine: Machine) -> list[str]:
     said = []
     crowded = sorted({r.ranks for r in records if r.oversubscribed})
     if crowded:
-        ranks = ", ".join(map(str, crowded))
+        ranks = ", ".join(map(str, crowded)) + (" rank" if crowded == [1] else " ranks")
         cores = units.count(machine.usable_cores, "core")
-        said.append(f"oversubscribed host: {ranks} ranks on {cores}")
+        said.append(f"oversubscribed host: {ranks} on {cores}")
     if any(shares_gpu(r) for r in records):
         said.append(SHARED_GPU)
     return said
@@ -94,13 +106,21 @@ def shares_gpu(record: Record) -> bool:
     return record.ranks_per_gpu is not None and record.ranks_per_gpu > 1
 
 
-def sentence(found: Comparison) -> str:
-    """One sentence for one comparison; a verdict only where in-turn blocks support it."""
+def sentence(found: Comparison, name_runs: bool = False) -> str:
+    """One sentence for one comparison; a verdict only where in-turn blocks support it.
+
+    ``name_runs``: say which run each of the two is from.
+    """
     mok, other = found.mok.record, found.other.record
+    one_run = found.mok.run == found.other.run
+    names = [
+        row.record.name + (f" of {row.run}" if name_runs and not one_run else "")
+        for row in (found.mok, found.other)
+    ]
     if mok.fabric == "host":
-        text = f"{mok.name} took {_ratio(found)} of the step time of {other.name}"
+        text = f"{names[0]} took {_ratio(found)} of the step time of {names[1]}"
     else:
-        text = f"{_verdict(found)}: {_ratio(found)} of the step time of {other.name}"
+        text = f"{_verdict(found, *names)}: {_ratio(found)} of the step time of {names[1]}"
     if mok.fabric != "host" and other.dispatch_us is not None and other.combine_us is not None:
         text += (
             f", which spends {units.number(other.dispatch_us)} us in dispatch and "
@@ -108,7 +128,18 @@ def sentence(found: Comparison) -> str:
         )
     if shares_gpu(mok):
         text += f"; {SHARED_GPU}"
-    return f"{regime(mok)}: {text}."
+    where = f"{found.mok.run}, " if name_runs and one_run else ""
+    return f"{where}{regime(mok)}: {text}."
+
+
+def reference(ratios: Iterable[Comparison | None], shown: Sequence[Row]) -> str | None:
+    """Which mok the ratio column divides, where the table leaves room for doubt."""
+    used = dict.fromkeys(found.mok.record.name for found in ratios if found is not None)
+    moks = {row.record.name for row in shown if row.record.system == "mok"}
+    if not used or (len(moks) == 1 and list(used) == ["mok"]):
+        return None
+    which = " or ".join(name if name != "mok" else "mok with default options" for name in used)
+    return f"mok us / row us: mok is {which}; the sentences below have every mok"
 
 
 def _ratio(found: Comparison) -> str:
@@ -124,8 +155,7 @@ def _ratio(found: Comparison) -> str:
     return units.quotient(ratio.value) + interval
 
 
-def _verdict(found: Comparison) -> str:
-    mok, other = found.mok.record.name, found.other.record.name
+def _verdict(found: Comparison, mok: str, other: str) -> str:
     low, high = found.ratio.low, found.ratio.high
     if found.basis == "separate" or low is None or high is None:
         return f"too little for a verdict on {mok} and {other}"

@@ -9,7 +9,8 @@ from matplotlib.ticker import MaxNLocator
 
 from mokbench.record import Record
 from mokbench.report import units, wording
-from mokbench.report.charts.style import SHADES, panels
+from mokbench.report.charts.names import stems
+from mokbench.report.charts.style import SHADES, fold, panels
 from mokbench.report.rows import Rows, Workload
 
 MAX_FIGURES = 8
@@ -23,17 +24,16 @@ def figures(rows: Rows) -> Iterator[tuple[str, Figure]]:
         record = row.record
         if record.expert_counts:
             shape = Workload.of(record)._replace(
-                fabric="", dtype="", pass_="", tokens_per_rank=0, routing=""
+                fabric="", dtype="", pass_="forward", tokens_per_rank=0, routing=""
             )
             groups.setdefault(shape, {}).setdefault(
                 (record.tokens_per_rank, record.routing), record
             )
-    for place, (work, found) in enumerate(groups.items()):
-        if place == MAX_FIGURES:
-            return
-        more = len(groups) - MAX_FIGURES
-        notes = [f"{more} more shapes have no chart."] if more > 0 else []
-        yield f"imbalance-{work.model}-r{work.ranks}", _figure(work, found, notes)
+    names = stems("imbalance", [(work, []) for work in groups])
+    more = len(groups) - MAX_FIGURES
+    notes = [f"{units.count(more, 'more chart')} of this kind not drawn."] if more > 0 else []
+    for stem, (work, found) in list(zip(names, groups.items(), strict=True))[:MAX_FIGURES]:
+        yield stem, _figure(work, found, notes)
 
 
 def _figure(work: Workload, found: dict[tuple[int, str], Record], notes: list[str]) -> Figure:
@@ -46,11 +46,14 @@ def _figure(work: Workload, found: dict[tuple[int, str], Record], notes: list[st
         *notes,
     ]
     if others:
-        notes.append(f"Left out: {', '.join(map(str, others))} tokens/rank, same generators.")
+        notes.append(f"Left out, same generators: {', '.join(map(wording.tokens, others))}.")
     if len(records) > MAX_PANELS:
-        notes.append(f"{len(records) - MAX_PANELS} more routings left out.")
+        notes.append(f"Left out: {units.count(len(records) - MAX_PANELS, 'more routing')}.")
     records = records[:MAX_PANELS]
-    title = f"{work.model}, {work.experts} experts, top {work.top_k}, {work.ranks} ranks"
+    ranks, experts = units.count(work.ranks, "rank"), units.count(work.experts, "expert")
+    title = ", ".join(
+        [f"{work.model}, {experts}, top {work.top_k}, {ranks}", *wording.unusual(work)]
+    )
     figure, axes = panels(
         len(records),
         title=f"Rows per expert: {title}, {wording.tokens(tokens)}",
@@ -74,7 +77,9 @@ def _panel(panel: Axes, record: Record) -> None:
     panel.axhline(mean, color="#D55E00", linewidth=1)
     worst = units.quotient(counts.max() / mean) if mean else units.NOTHING
     empty = 100 * np.count_nonzero(counts == 0) / len(counts)
-    panel.set_title(f"{record.routing}: max/mean {worst}, {empty:.0f} % empty", fontsize=9)
+    panel.set_title(
+        f"{fold(record.routing, 36)}\nmax/mean {worst}, {empty:.0f} % empty", fontsize=9
+    )
     panel.set_xlabel("expert")
     panel.set_ylabel("routed rows")
     panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))

@@ -29,8 +29,9 @@ def figures(rows: Rows) -> Iterator[tuple[str, Figure]]:
     for found in series(rows):
         groups.setdefault((found.run, found.fabric, found.link), []).append(found)
     for (run, fabric, link), members in groups.items():
-        where = f"{fabric} ({link})" + (f", {run}" if len(rows.runs) > 1 else "")
-        yield f"signaling-{fabric}-{link}", _figure(where, members, rows)
+        where = f"{fabric} ({link})" + (f", run {run}" if len(rows.runs) > 1 else "")
+        stem = "-".join(["signaling", fabric, link] + [run] * (len(rows.runs) > 1))
+        yield stem, _figure(where, members, rows)
 
 
 def _figure(where: str, members: list[Series], rows: Rows) -> Figure:
@@ -41,10 +42,10 @@ def _figure(where: str, members: list[Series], rows: Rows) -> Figure:
         notes.append(
             "Lines: alpha + beta N through the medians; dotted where only the fit goes on."
         )
-    else:
+    if not all(found.fit() for found in members):
         notes.append(
-            f"No fit: it needs {LEAST_COUNTS} rank counts, all with or all without a core for "
-            f"each rank, and r2 of {LEAST_R2}."
+            f"{'Points without a line' if fitted else 'No line'}: a fit needs at least "
+            f"{LEAST_COUNTS} rank counts, none oversubscribed, and r2 of at least {LEAST_R2}."
         )
     if any(found.oversubscribed for found in members):
         cores = units.count(rows.machine.usable_cores, "core")
@@ -59,33 +60,32 @@ def _figure(where: str, members: list[Series], rows: Rows) -> Figure:
         1, title=f"Signaling against the number of ranks: {where}", notes=notes, size=(7.6, 4.2)
     )
     names = list(dict.fromkeys(found.name for found in members))
+    counts = sorted({n for found in members for n, _ in found.points})
     shown: set[str] = set()
     for found in members:
         place = names.index(found.name) - (len(names) - 1) / 2
-        _draw(axes[0], found, place, hidden=found.name in shown and found.fit() is None)
+        # Series share their rank counts; a small shift keeps their bars apart.
+        shift = 0.02 * place * max(counts[-1] - counts[0], 1) / 2
+        _draw(axes[0], found, shift, hidden=found.name in shown and found.fit() is None)
         shown.add(found.name)
     medians = [q.median for found in members for _, q in found.points]
     p99 = [q.p99 for found in members for _, q in found.points]
-    _axes(axes[0], sorted({n for found in members for n, _ in found.points}), medians + p99)
+    _axes(axes[0], counts, medians + p99, fitted)
     return figure
 
 
-def _draw(panel: Axes, found: Series, place: float, hidden: bool) -> None:
+def _draw(panel: Axes, found: Series, shift: float, hidden: bool) -> None:
     colour, marker = _LOOK.get(found.name, ("#CC79A7", "*"))
     counts = np.array([float(n) for n, _ in found.points])
     median = np.array([quantity.median for _, quantity in found.points])
     p99 = np.array([quantity.p99 for _, quantity in found.points])
-    fit, shift = found.fit(), 0.03 * place * counts.max() / 4
-    label = found.label
-    if fit is None:
-        panel.plot(counts + shift, median, color=colour, linewidth=0.6, alpha=0.5)
-    else:
+    fit, label = found.fit(), found.label
+    if fit is not None:
         label += f": {formula(fit)}"
         inside = np.linspace(counts.min(), counts.max(), 50)
         beyond = np.linspace(counts.max(), 2 * counts.max(), 50)
         panel.plot(inside, fit.alpha + fit.beta * inside, color=colour, linewidth=1)
         panel.plot(beyond, fit.alpha + fit.beta * beyond, color=colour, linewidth=1, linestyle=":")
-    # Series share their rank counts; a small shift keeps their bars apart.
     panel.errorbar(
         counts + shift,
         median,
@@ -100,9 +100,12 @@ def _draw(panel: Axes, found: Series, place: float, hidden: bool) -> None:
     )
 
 
-def _axes(panel: Axes, counts: list[int], values: list[float]) -> None:
+def _axes(panel: Axes, counts: list[int], values: list[float], fitted: bool) -> None:
     from_zero_or_log(panel, values)
-    panel.set_xticks(counts)
+    ends = [2 * counts[-1]] if fitted else []
+    panel.set_xticks(counts + ends, [*map(str, counts), *(f"{n}\n(fit only)" for n in ends)])
+    spare = 0.5 + 0.05 * (counts[-1] - counts[0])
+    panel.set_xlim(counts[0] - spare, (ends or counts)[-1] + spare)
     panel.set_xlabel("ranks N")
     panel.set_ylabel("latency (us)")
     panel.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))

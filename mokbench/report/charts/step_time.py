@@ -9,7 +9,14 @@ from matplotlib.figure import Figure
 
 from mokbench.record import Record
 from mokbench.report import units, wording
-from mokbench.report.charts.style import from_zero_or_log, panels, system_look
+from mokbench.report.charts.names import stems
+from mokbench.report.charts.style import (
+    fold,
+    from_zero_or_log,
+    panels,
+    spans_decades,
+    system_looks,
+)
 from mokbench.report.comparison import HOST_SYSTEMS
 from mokbench.report.rows import Row, Rows, Workload
 
@@ -19,6 +26,7 @@ MAX_FIGURES = 12
 MAX_PANELS = 6
 MAX_ROUTINGS = 8
 MAX_SYSTEMS = 6
+_LABEL_CHARS = 14
 
 
 def figures(rows: Rows) -> Iterator[tuple[str, Figure]]:
@@ -27,16 +35,17 @@ def figures(rows: Rows) -> Iterator[tuple[str, Figure]]:
     for row in rows.with_status("ok"):
         if row.record.step_time_us is not None:
             groups.setdefault(_figure_key(row), []).append(row.record)
-    for place, ((work, regime, run), records) in enumerate(groups.items()):
-        if place == MAX_FIGURES:
-            return
-        notes = []
-        if len(groups) > MAX_FIGURES:
-            notes.append(f"{len(groups) - MAX_FIGURES} more shapes and regimes have no chart.")
-        if len(rows.runs) > 1:
-            notes.append(f"Run {run}.")
-        stem = f"step_time-{work.model}-r{work.ranks}-{work.dtype}-{regime}"
-        yield stem, _figure(work, regime, records, rows, notes)
+    several = len(rows.runs) > 1
+    names = stems(
+        "step_time", [(work, [work.dtype, how] + [run] * several) for work, how, run in groups]
+    )
+    more = len(groups) - MAX_FIGURES
+    notes = [f"{units.count(more, 'more chart')} of this kind not drawn."] if more > 0 else []
+    for stem, ((work, regime, run), records) in list(zip(names, groups.items(), strict=True))[
+        :MAX_FIGURES
+    ]:
+        title = wording.shape(work, regime) + f", run {run}" * several
+        yield stem, _figure(title, work, records, rows, notes)
 
 
 def _figure_key(row: Row) -> tuple[Workload, str, str]:
@@ -45,7 +54,7 @@ def _figure_key(row: Row) -> tuple[Workload, str, str]:
 
 
 def _figure(
-    work: Workload, regime: str, records: list[Record], rows: Rows, notes: list[str]
+    title: str, work: Workload, records: list[Record], rows: Rows, notes: list[str]
 ) -> Figure:
     systems, left_out = _choose_systems(work, records)
     routings = _by_imbalance(records)
@@ -55,61 +64,79 @@ def _figure(
         ("token counts", tokens, MAX_PANELS),
     ):
         if len(found) > most:
-            left_out.append(f"{len(found) - most} of {len(found)} {what} left out.")
+            left_out.append(f"Left out: {len(found) - most} of {len(found)} {what}.")
     routings, tokens = _spread(routings, MAX_ROUTINGS), _spread(tokens, MAX_PANELS)
     marks = wording.marks(records, rows.machine)
     marks = [f"{text[0].upper()}{text[1:]}." for text in marks]
     host = [wording.HOST] if work.fabric == "host" else []
-    title = (
-        f"{work.model}, {units.count(work.ranks, 'rank')}, {work.dtype}, {regime}, {work.fabric}"
-    )
+    shown = {
+        count: [r for r in records if (r.tokens_per_rank, r.name in systems) == (count, True)]
+        for count in tokens
+    }
+    looks = system_looks(systems)
+    values = {count: _values(own) for count, own in shown.items()}
+    every = [value for found in values.values() for value in found]
+    shared = not spans_decades(every)
     caption = "Points: median; bars: 95 % interval, where there is one."
+    if len(tokens) > 1:
+        caption += f" {'All panels have one scale.' if shared else 'Each panel has its own scale.'}"
+    longest = max(len(line) for name in routings for line in fold(name, _LABEL_CHARS).split("\n"))
     figure, axes = panels(
         len(tokens),
         title=f"Step time by system and imbalance: {title}",
         notes=[caption, *host, *marks, *left_out, *notes],
-        size=(max(3.2, 1.0 + 0.8 * len(routings)), 3.1),
+        legend=looks,
+        size=(max(3.2, 0.8 + (0.2 + 0.065 * max(longest, 11)) * len(routings)), 3.1),
     )
     for panel, count in zip(axes, tokens, strict=True):
-        own = [record for record in records if record.tokens_per_rank == count]
-        _panel(panel, own, systems, routings)
+        _panel(panel, shown[count], looks, routings)
         panel.set_title(wording.tokens(count), fontsize=10)
-    axes[0].legend(frameon=False, fontsize=8)
+        from_zero_or_log(panel, every if shared else values[count])
+    if shared:
+        top = max(panel.get_ylim()[1] for panel in axes)
+        for panel in axes:
+            panel.set_ylim(0, top)
     return figure
 
 
-def _panel(panel: Axes, records: list[Record], systems: list[str], routings: list[str]) -> None:
-    drawn = []
-    for place, system in enumerate(systems):
+def _values(records: Sequence[Record]) -> list[float]:
+    times = [record.step_time_us for record in records if record.step_time_us is not None]
+    return [
+        bound
+        for time in times
+        for bound in (time.ci_low or time.median, time.ci_high or time.median)
+    ]
+
+
+def _panel(
+    panel: Axes, records: list[Record], looks: dict[str, tuple[str, str]], routings: list[str]
+) -> None:
+    for place, (system, (colour, marker)) in enumerate(looks.items()):
         found = [_find(records, system, routing) for routing in routings]
         shown = [(i, r.step_time_us) for i, r in enumerate(found) if r and r.step_time_us]
         if not shown:
             continue
-        shift = 0.5 * (place - (len(systems) - 1) / 2) / len(systems)
+        shift = 0.5 * (place - (len(looks) - 1) / 2) / len(looks)
         medians = np.array([time.median for _, time in shown])
         low = np.array([time.ci_low or time.median for _, time in shown])
         high = np.array([time.ci_high or time.median for _, time in shown])
-        colour, marker = system_look(system.split(" ")[0], place)
         panel.errorbar(
             [i + shift for i, _ in shown],
             medians,
             yerr=[medians - low, high - medians],
             color=colour,
             marker=marker,
-            markerfacecolor="white" if " " in system else colour,
             markersize=5,
-            linewidth=0.8,
+            linestyle="none",
             elinewidth=1.4,
             capsize=2.5,
             label=system,
         )
-        drawn += [*low, *high]
     ticks = [_tick(records, routing) for routing in routings]
     panel.set_xticks(range(len(routings)), ticks, fontsize=8)
     panel.set_xlim(-0.6, len(routings) - 0.4)
     panel.grid(visible=False, axis="x")
     panel.set_ylabel("step time (us)")
-    from_zero_or_log(panel, drawn)
 
 
 def _choose_systems(work: Workload, records: Sequence[Record]) -> tuple[list[str], list[str]]:
@@ -150,7 +177,7 @@ def _find(records: Sequence[Record], system: str, routing: str) -> Record | None
 def _tick(records: Sequence[Record], routing: str) -> str:
     """Routing with how uneven it is for experts and for ranks."""
     found = next((r.imbalance for r in records if r.routing == routing and r.imbalance), None)
-    label = routing if len(routing) <= 14 else routing[:13] + "~"
+    label = fold(routing, _LABEL_CHARS)
     if found is None:
         return label
     expert = units.quotient(found.expert_max_over_mean)

@@ -1,8 +1,10 @@
 """How all charts look: colours that the colour-blind tell apart, marks, notes, files."""
 
 import io
+import itertools
 import re
-from collections.abc import Container, Sequence
+import textwrap
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 
 from mokbench.durable import replace_file
 
@@ -22,7 +25,14 @@ _COLOURS = {
     "local": "#000000",
 }
 _MARKERS = {"mok": "o", "push": "s", "deepep": "^", "alltoall": "D", "local": "v"}
-_SPARE = (("#56B4E9", "P"), ("#E69F00", "X"), ("#666666", "*"))
+_SPARE = (
+    ("#56B4E9", "P"),
+    ("#E69F00", "X"),
+    ("#666666", "*"),
+    ("#7A3E9D", "<"),
+    ("#7F5200", ">"),
+    ("#00424D", "p"),
+)
 SHADES = ("#0072B2", "#56B4E9")
 
 # rcParams; matplotlib types each key apart, a plain dict fits none of them.
@@ -39,28 +49,43 @@ _LOOK: Any = {
 }
 _LINE_INCHES = 0.19
 _CHARACTERS_PER_INCH = 13.0
+_MOST_INCHES = 15.0
 
 
-def system_look(system: str, place: int = 0) -> tuple[str, str]:
-    """Colour and marker of a system; ``place`` tells unknown systems apart."""
-    if system in _COLOURS:
-        return _COLOURS[system], _MARKERS[system]
-    return _SPARE[place % len(_SPARE)]
+def system_looks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of each system: its own for its first variant, spare ones for others."""
+    looks: dict[str, tuple[str, str]] = {}
+    spare = itertools.cycle(_SPARE)
+    for name in names:
+        system = name.split(" ")[0]
+        own = (_COLOURS[system], _MARKERS[system]) if system in _COLOURS else None
+        looks[name] = next(spare) if own is None or own in looks.values() else own
+    return looks
 
 
 def panels(
-    count: int, *, title: str, notes: Sequence[str], size: tuple[float, float]
+    count: int,
+    *,
+    title: str,
+    notes: Sequence[str],
+    size: tuple[float, float],
+    legend: Mapping[str, tuple[str, str]] | None = None,
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure of ``count`` panels, each of ``size`` inches, with a title and notes below.
 
-    The notes are where marks (oversubscribed, shared GPU) and what was left out are said.
+    ``legend``: colour and marker by label, shown under the title, where it hides no point. The
+    notes are where marks (oversubscribed, shared GPU) and what was left out are said.
     """
-    columns = 2 if count == 4 else min(3, count)
+    columns = min(2 if count == 4 else 3, count, max(1, int(_MOST_INCHES / size[0])))
     rows = -(-count // columns)
     width = max(6.0, columns * size[0])
     lines = [part for note in notes for part in wrap(note, int(width * _CHARACTERS_PER_INCH))]
     heading = wrap(title, int(width * 11.0))
-    top = 0.1 + 0.22 * len(heading)
+    keys = _keys(legend or {})
+    longest = max((len(label) for label in legend or {}), default=0)
+    beside = max(1, min(len(keys), int(width / (0.5 + 0.075 * longest))))
+    under_title = 0.1 + 0.22 * len(heading)
+    top = under_title + 0.2 * -(-len(keys) // beside)
     bottom = 0.08 + _LINE_INCHES * len(lines)
     height = rows * size[1] + top + bottom
     with mpl.rc_context(_LOOK):
@@ -69,10 +94,23 @@ def panels(
         grid = figure.subplots(rows, columns, squeeze=False)
     figure.text(0.01, 1 - 0.06 / height, "\n".join(heading), va="top", weight="bold", size=11)
     figure.text(0.01, 0.05 / height, "\n".join(lines), va="bottom", size=8, color="#444444")
+    if keys:
+        corner = (0.0, 1 - under_title / height)
+        look: Any = {"frameon": False, "fontsize": 8, "borderpad": 0.2, "handlelength": 1.0}
+        figure.legend(
+            handles=keys, loc="upper left", bbox_to_anchor=corner, ncols=beside, **look
+        ).set_in_layout(False)
     axes = list(grid.flat)
     for spare in axes[count:]:
         spare.set_axis_off()
     return figure, axes[:count]
+
+
+def _keys(legend: Mapping[str, tuple[str, str]]) -> list[Line2D]:
+    return [
+        Line2D([], [], color=colour, marker=marker, markersize=5, linestyle="none", label=label)
+        for label, (colour, marker) in legend.items()
+    ]
 
 
 def wrap(text: str, width: int) -> list[str]:
@@ -85,10 +123,21 @@ def wrap(text: str, width: int) -> list[str]:
     return lines
 
 
+def fold(label: str, width: int) -> str:
+    """Break a routing's label into lines: before each ``+``, then at hyphens, then anywhere."""
+    parts = [label] if len(label) <= width else re.findall(r"[+]?[^+]+", label)
+    return "\n".join(line for part in parts for line in textwrap.wrap(part, width))
+
+
+def spans_decades(values: Sequence[float]) -> bool:
+    """Whether values differ so much that an axis from zero would hide the small ones."""
+    above = [value for value in values if value > 0]
+    return bool(above) and max(above) > 8 * min(above)
+
+
 def from_zero_or_log(axes: Axes, values: Sequence[float]) -> None:
     """Scale y from zero, or by decades where the values differ more than eightfold."""
-    above = [value for value in values if value > 0]
-    if above and max(above) > 8 * min(above):
+    if spans_decades(values):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
     else:
