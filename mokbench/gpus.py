@@ -1,8 +1,10 @@
 """The GPUs as NVML tells them; a machine without a driver has none, and nothing here raises."""
 
 import contextlib
+import os
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pynvml
@@ -46,6 +48,24 @@ def read_gpus() -> Gpus:
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+
+@cache
+def visible_gpus() -> int:
+    """GPUs that CUDA would show to a process started from here; asked once."""
+    count = read_gpus().count
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return count if listed is None else min(count, _num_listed(listed, count))
+
+
+def _num_listed(listed: str, count: int) -> int:
+    """Entries of CUDA_VISIBLE_DEVICES up to the first that names no GPU, as CUDA reads them."""
+    entries = [entry.strip() for entry in listed.split(",")]
+    for i, entry in enumerate(entries):
+        named = entry.startswith(("GPU-", "MIG-")) or (entry.isdecimal() and int(entry) < count)
+        if not named:
+            return i
+    return len(entries)
 
 
 def _memory(handles: list[Any]) -> int | None:

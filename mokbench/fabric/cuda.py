@@ -25,6 +25,12 @@ WORKER_ENVIRONMENT = {
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
 }
 
+# On top of it where ranks share a GPU, for systems over NCCL (2.30 or newer).
+SHARED_GPU_ENVIRONMENT = {
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_CUMEM_ENABLE": "1",
+}
+
 
 @dataclass(frozen=True)
 class SymmetricBuffer:

@@ -32,11 +32,17 @@ class PushOptions(TiledOptions):
     """Push baseline: push dispatch, grouped GEMMs, push combine."""
 
 
-class AlltoallOptions(TiledOptions):
+class CompiledOptions(TiledOptions):
+    """Options of the systems that are plain PyTorch."""
+
+    compile: bool = Field(True, description="torch.compile what it can (cuda fabric only)")
+
+
+class AlltoallOptions(CompiledOptions):
     """all_to_all_single and grouped GEMMs."""
 
 
-class LocalOptions(TiledOptions):
+class LocalOptions(CompiledOptions):
     """One rank, no exchange."""
 
 
