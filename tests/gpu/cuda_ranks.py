@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mokbench.fabric.cuda import WORKER_ENVIRONMENT, CudaFabric
+from mokbench.fabric.cuda import SHARED_GPU_ENVIRONMENT, WORKER_ENVIRONMENT, CudaFabric
 from mokbench.fabric.mps import MpsDaemon
 
 Body = Callable[[CudaFabric], Any]
@@ -26,7 +26,8 @@ def run_ranks(
     daemon = MpsDaemon() if shared else None
     before = dict(os.environ)
     try:
-        os.environ.update(WORKER_ENVIRONMENT | (daemon.environment if daemon else {}))
+        shares = SHARED_GPU_ENVIRONMENT | daemon.environment if daemon else {}
+        os.environ.update(WORKER_ENVIRONMENT | shares)
         with tempfile.TemporaryDirectory() as folder:
             queue = context.Queue()
             store = str(Path(folder) / "store")
