@@ -91,7 +91,7 @@ class Alltoall:
         self._sum = maybe_compiled(experts.sum_slots)
         if fabric.ranks_per_gpu > 1:
             _require_shared_gpu()
-            self._limit_gemms(fabric.num_sms)
+            self._limit_gemms(fabric)
         self._group = _connect(fabric)
 
     def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
@@ -172,12 +172,12 @@ class Alltoall:
         dist.all_to_all_single(out, rows, recv, send, group=self._group)
         return out
 
-    def _limit_gemms(self, num_sms: int) -> None:
+    def _limit_gemms(self, fabric: "CudaFabric") -> None:
         """Grouped GEMMs on a share of the SMs: one that took all would starve a peer's NCCL."""
         import torch
 
-        there = torch.cuda.get_device_properties().multi_processor_count
-        torch._C._set_sm_carveout_experimental(there - num_sms)
+        there = torch.cuda.get_device_properties(fabric.device).multi_processor_count
+        torch._C._set_sm_carveout_experimental(there - fabric.num_sms)
         self._limits_gemms = True
 
 

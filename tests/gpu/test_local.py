@@ -14,7 +14,7 @@ from mokbench.workload import Dtype, Model, Workload
 
 ODD = Model("odd", 2880, 128, 24, 8)
 AWKWARD = ["balanced", {"hot_expert": 0.9}, {"empty_experts": 5, "masked": 0.3}, {"masked": 1.0}]
-# Each line compiles once: 300 routes are sorted by triton, 2400 by torch, 8192 as int16.
+# Each line compiles once. Up to 512 routes triton sorts, beyond that torch, from 4097 as int16.
 SHAPES = [
     (ODD, 300, AWKWARD),
     (ODD, 1, ["balanced", {"masked": 0.5}]),
@@ -116,5 +116,5 @@ def test_a_layer_made_on_the_gpu_is_true():
     assert isinstance(answer, tuple), answer
     same, rel_error, device = answer
     assert same
-    assert rel_error < 3e-6, "TF32 would give 1e-4"
+    assert rel_error < 1e-5, "TF32 would give 1e-4 and more"
     assert device.startswith("cuda")
