@@ -1,10 +1,12 @@
 """What the plain PyTorch systems of the cuda fabric say to a cell, on machines made up here."""
 
 import pytest
+from torch.cuda import nccl
 
 from mokbench import gpus
+from mokbench.errors import UnsupportedError
 from mokbench.routing import RoutingSpec
-from mokbench.systems import gpu_support
+from mokbench.systems import cuda_alltoall, gpu_support
 from mokbench.systems.cuda_alltoall import Alltoall
 from mokbench.systems.cuda_local import Local
 from mokbench.workload import Cell, Dtype, Model, Regime, Workload
@@ -58,6 +60,18 @@ def test_newer_or_unknown_nccl_may_share_a_gpu(machine):
     for found in ((2, 30), (3, 0), None):
         machine.setattr("mokbench.systems.cuda_alltoall.nccl_version", lambda found=found: found)
         assert Alltoall.supports(cell("alltoall", ranks=4)) is None
+
+
+def test_an_unknown_nccl_is_asked_before_ranks_share_a_gpu(monkeypatch):
+    monkeypatch.setattr(nccl, "version", lambda: (2, 28, 9))
+    with pytest.raises(UnsupportedError, match=r"NCCL 2\.30 or newer and this is 2\.28"):
+        cuda_alltoall._require_shared_gpu()
+    monkeypatch.setattr(nccl, "version", lambda: (2, 30, 4))
+    monkeypatch.delenv(cuda_alltoall.MULTI_RANK, raising=False)
+    with pytest.raises(UnsupportedError, match="NCCL_MULTI_RANK_GPU_ENABLE=1"):
+        cuda_alltoall._require_shared_gpu()
+    monkeypatch.setenv(cuda_alltoall.MULTI_RANK, "1")
+    cuda_alltoall._require_shared_gpu()
 
 
 def test_no_gpu_is_said(machine):

@@ -13,6 +13,15 @@ from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+# Kernels that gather rows do their index arithmetic once a row instead of once an element when
+# their tiles have two dimensions; the first pass tries out which tile is best. Every index is in
+# range by construction, so the checks, a barrier each, are left out.
+_INDUCTOR: dict[str, Any] = {
+    "triton.prefer_nd_tiling": True,
+    "max_autotune_pointwise": True,
+    "assert_indirect_indexing": False,
+}
+
 # From here on torch sorts by radix, whose passes are over a key's bytes: int16 halves them.
 _RADIX_SORT_KEYS = 4096
 
@@ -24,7 +33,8 @@ def compiled(function: Function) -> Function:
     import torch._inductor.config as inductor
 
     inductor.compile_threads = 1
-    return cast(Function, torch.compile(function, dynamic=False, fullgraph=True))
+    built = torch.compile(function, dynamic=False, fullgraph=True, options=_INDUCTOR)
+    return cast(Function, built)
 
 
 def as_written(function: Function) -> Function:
@@ -53,9 +63,9 @@ def sort_routes(topk_idx: Tensor, first_expert: int, num_experts: int) -> tuple[
 
 
 def inverse(order: Tensor) -> Tensor:
-    """Where each entry of a permutation went: entry order[i] is at i."""
-    places = torch.arange(order.numel(), device=order.device)
-    return torch.empty_like(order).scatter_(0, order, places)
+    """Where each entry of a permutation went, int32: entry order[i] is at i."""
+    places = torch.arange(order.numel(), dtype=torch.int32, device=order.device)
+    return torch.empty_like(places).scatter_(0, order, places)
 
 
 def sum_slots(
@@ -67,7 +77,8 @@ def sum_slots(
     reads each live row once; the terms are never stored.
     """
     is_live = slots < num_live
-    slots = slots.clamp(max=rows.shape[0] - 1)
+    # int64: a slot times the row size may pass 2^31.
+    slots = slots.clamp(max=rows.shape[0] - 1).long()
     y = torch.zeros(slots.shape[0], rows.shape[1], dtype=torch.float32, device=rows.device)
     for j in range(slots.shape[1]):
         term = rows[slots[:, j]].float()

@@ -5,7 +5,6 @@ import torch
 from cuda_ranks import run_ranks
 
 from mokbench import reference
-from mokbench.errors import UnsupportedError
 from mokbench.layer import Layer
 from mokbench.routing import RoutingSpec
 from mokbench.systems import Setup
@@ -79,24 +78,3 @@ def test_alltoall_matches_the_oracle(ranks):
     assert all(isinstance(answer, list) for answer in answers), answers
     print(f"ranks {ranks}: {len(answers[0])} workloads, worst {max(r[2] for r in answers[0]):.4f}")
     assert not [row for row in answers[0] if not (row[1] and row[3])]
-
-
-def prepare_refuses(fabric):
-    layer = Layer.build(Workload(MODELS[1], 2, 1, Dtype.BF16, RoutingSpec()), fabric.rank)
-    system = Alltoall()
-    try:
-        system.prepare(
-            Setup(layer.workload, AlltoallOptions(), fabric.rank, 1, layer.w13, layer.w2, fabric)
-        )
-    except UnsupportedError as error:
-        return str(error)
-    finally:
-        system.close()
-    return "prepared"
-
-
-def test_an_older_nccl_on_a_shared_gpu_is_refused_before_it_is_asked():
-    if not refusal(2):
-        pytest.skip("two ranks can run here")
-    answers = run_ranks(2, prepare_refuses)
-    assert all("NCCL 2.30 or newer" in answer for answer in answers), answers
