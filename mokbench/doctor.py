@@ -18,6 +18,7 @@ from mokbench import __version__
 from mokbench.doctor_gpus import gpu_findings
 from mokbench.doctor_software import host_findings, software_findings
 from mokbench.finding import Finding, State, isolated, reason
+from mokbench.gpus import visible_gpus
 from mokbench.machine import describe
 from mokbench.routing import RoutingSpec
 from mokbench.systems import system_class
@@ -82,6 +83,8 @@ def examine() -> Diagnosis:
 
 def ask(system: str, fabric: str) -> Answer:
     """A system's answer to a cell small enough for any machine: two ranks, one for local."""
+    if fabric == "cuda" and not visible_gpus():
+        return Answer(system, fabric, "no GPU is visible here; set fabric: host")
     work = Workload(
         _MODEL,
         ranks=1 if system == "local" else 2,

@@ -5,6 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pynvml
@@ -29,9 +30,7 @@ class Gpus:
     def visible(self, environment: Mapping[str, str] = os.environ) -> int:
         """GPUs that ranks may use: NVML counts all, CUDA_VISIBLE_DEVICES may name fewer."""
         chosen = environment.get("CUDA_VISIBLE_DEVICES")
-        if chosen is None:
-            return self.count
-        return min(self.count, sum(1 for name in chosen.split(",") if name.strip() not in _HIDDEN))
+        return self.count if chosen is None else min(self.count, _num_listed(chosen, self.count))
 
     def ranks_per_gpu(self, ranks: int) -> int:
         """How many of ``ranks`` ranks share a GPU here; neighbours do where GPUs are too few."""
@@ -44,10 +43,6 @@ class Gpus:
         if self.ranks_per_gpu(ranks) > 1:
             return "hbm"
         return "nvlink" if (self.topology or "").startswith("nvlink") else "pcie"
-
-
-# What CUDA takes for "no device".
-_HIDDEN = ("", "-1", "NoDevFiles")
 
 
 def read_gpus() -> Gpus:
@@ -73,6 +68,22 @@ def read_gpus() -> Gpus:
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+
+@cache
+def visible_gpus() -> int:
+    """GPUs that CUDA would show to a process started from here; asked once."""
+    return read_gpus().visible()
+
+
+def _num_listed(listed: str, count: int) -> int:
+    """Entries of CUDA_VISIBLE_DEVICES up to the first that names no GPU, as CUDA reads them."""
+    entries = [entry.strip() for entry in listed.split(",")]
+    for i, entry in enumerate(entries):
+        named = entry.startswith(("GPU-", "MIG-")) or (entry.isdecimal() and int(entry) < count)
+        if not named:
+            return i
+    return len(entries)
 
 
 def _memory(handles: list[Any]) -> int | None:

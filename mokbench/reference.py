@@ -1,21 +1,21 @@
 """Inputs, weights, and the FP32 truth every system's output is held against.
 
 All of it is generated from the workload's seed, per rank and per expert, so that any process makes
-the same bytes without communication: on the CPU by numpy's PCG64, on a GPU by torch's Philox, whose
-bytes are the same on all GPUs of one model. The truth uses no code of any system.
+the same bytes without communication; ``streams`` says where, on the CPU or on a GPU. The truth uses
+no code of any system.
 """
 
-import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mokbench.routing import token_counts
+from mokbench.streams import HOST, Streams
 from mokbench.workload import Dtype
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ TOLERANCES = {Dtype.BF16: 8e-3, Dtype.FP32: 1e-5}
 
 # One wrong token of 65 536 moves the whole output's error by 0.4 % only, so tokens have their own.
 _TOKEN_TOLERANCE = 4.0
+
+# Rows of one expert that the truth computes at a time on a GPU: at most 1.2 GB for hidden 7168.
+_CHUNK_ROWS = 8192
 
 
 @dataclass(frozen=True)
@@ -89,60 +92,71 @@ class Accuracy:
     ok: bool
 
 
-def make_inputs(workload: "Workload", rank: int, device: str = "cpu") -> Inputs:
-    """Tokens of one source rank, standard normal. On the CPU, more of them only append to x."""
+def make_inputs(workload: "Workload", rank: int, streams: Streams = HOST) -> Inputs:
+    """Tokens of one source rank, standard normal. On the CPU more of them only append to x."""
     shape = (token_counts(workload)[rank], workload.model.hidden)
-    x = _stream("x", workload.seed, rank, device).normal(shape)
+    x = streams.open("x", workload.seed, rank).normal(shape)
     return Inputs(x.to(TORCH_DTYPES[workload.dtype]))
 
 
-def make_weights(workload: "Workload", experts: range, device: str = "cpu") -> Weights:
+def make_weights(workload: "Workload", experts: range, streams: Streams = HOST) -> Weights:
     """Weights of some experts, uniform with variance 1 / fan_in, so that outputs are O(1).
 
     Expert e has the same bytes whatever range it is asked in, whoever asks.
     """
     hidden, intermediate = workload.model.hidden, workload.model.intermediate
-    dtype = TORCH_DTYPES[workload.dtype]
+    dtype, device = TORCH_DTYPES[workload.dtype], streams.device
     w13 = torch.empty(len(experts), 2 * intermediate, hidden, dtype=dtype, device=device)
     w2 = torch.empty(len(experts), hidden, intermediate, dtype=dtype, device=device)
     for i, expert in enumerate(experts):
-        stream = _stream("w", workload.seed, expert, device)
-        w13[i] = stream.uniform(tuple(w13.shape[1:]), hidden)
-        w2[i] = stream.uniform(tuple(w2.shape[1:]), intermediate)
+        stream = streams.open("w", workload.seed, expert)
+        w13[i] = stream.uniform(w13.shape[1:], hidden)
+        w2[i] = stream.uniform(w2.shape[1:], intermediate)
     return Weights(w13, w2)
 
 
 def reference_truth(
-    workload: "Workload", routing: "Routing", rank: int, device: str = "cpu"
+    workload: "Workload", routing: "Routing", rank: int, streams: Streams = HOST
 ) -> Truth:
     """Output of one rank's tokens in FP32 with no rounding in between, expert by expert.
 
     Inputs and weights are those of the workload's dtype. Only experts that the rank's tokens chose
     are generated, one at a time.
     """
-    # A GPU's TF32 would round each product to 10 bits.
-    before = torch.get_float32_matmul_precision()
+    x = make_inputs(workload, rank, streams).x.float()
+    chosen = sorted({e for e in routing.topk_idx[rank].flatten().tolist() if e >= 0})
+    topk_idx = torch.from_numpy(routing.topk_idx[rank].copy()).to(x.device)
+    topk_weights = torch.from_numpy(routing.topk_weights[rank].copy()).to(x.device)
+    y, terms = torch.zeros_like(x), torch.zeros_like(x)
+    with _full_fp32():
+        for expert in chosen:
+            weights = make_weights(workload, range(expert, expert + 1), streams)
+            w13, w2 = weights.w13[0].float(), weights.w2[0].float()
+            w2_abs = w2.abs()
+            for tokens, k in _routes_to(expert, topk_idx):
+                gate, up = (x[tokens] @ w13.T).chunk(2, dim=1)
+                hidden = torch.nn.functional.silu(gate) * up * topk_weights[tokens, k, None]
+                y[tokens] += hidden @ w2.T
+                terms[tokens] += hidden.abs() @ w2_abs.T
+    return Truth(y, terms)
+
+
+def _routes_to(expert: int, topk_idx: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """(tokens, k) of the routes to an expert, no token twice; in chunks on a GPU."""
+    tokens, k = torch.nonzero(topk_idx == expert, as_tuple=True)
+    chunk_rows = _CHUNK_ROWS if topk_idx.is_cuda else max(1, len(tokens))
+    yield from zip(torch.split(tokens, chunk_rows), torch.split(k, chunk_rows), strict=True)
+
+
+@contextmanager
+def _full_fp32() -> Iterator[None]:
+    """FP32 matmuls without TF32, which would be no truth for anything."""
+    precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        return _truth(workload, routing, rank, device)
+        yield
     finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def _truth(workload: "Workload", routing: "Routing", rank: int, device: str) -> Truth:
-    x = make_inputs(workload, rank, device).x.float()
-    topk_idx = torch.from_numpy(routing.topk_idx[rank].copy()).to(device)
-    topk_weights = torch.from_numpy(routing.topk_weights[rank].copy()).to(device)
-    y, terms = torch.zeros_like(x), torch.zeros_like(x)
-    for expert in sorted({int(e) for e in np.unique(routing.topk_idx[rank]) if e >= 0}):
-        tokens, k = torch.nonzero(topk_idx == expert, as_tuple=True)
-        weights = make_weights(workload, range(expert, expert + 1), device)
-        gate, up = (x[tokens] @ weights.w13[0].float().T).chunk(2, dim=1)
-        hidden = torch.nn.functional.silu(gate) * up * topk_weights[tokens, k, None]
-        w2 = weights.w2[0].float()
-        y[tokens] += hidden @ w2.T
-        terms[tokens] += hidden.abs() @ w2.abs().T
-    return Truth(y, terms)
+        torch.set_float32_matmul_precision(precision)
 
 
 def reference_output(workload: "Workload", routing: "Routing", rank: int) -> Tensor:
@@ -151,12 +165,15 @@ def reference_output(workload: "Workload", routing: "Routing", rank: int) -> Ten
 
 
 def error_sums(y: Tensor, truth: Truth) -> ErrorSums:
-    """Compare one rank's output, [T_r, H], any float dtype; ValueError for another shape."""
+    """Compare one rank's output, [T_r, H], any float dtype, where the truth is.
+
+    ValueError for another shape.
+    """
     if y.shape != truth.y.shape:
         raise ValueError(f"output is {tuple(y.shape)}, the reference {tuple(truth.y.shape)}")
     if y.numel() == 0:
         return ErrorSums(0.0, 0.0, 0.0, 0.0, 0)
-    error = (y.float() - truth.y).abs()
+    error = (y.to(truth.y.device).float() - truth.y).abs()
     nan_count = int(error.isnan().sum())
     error = error.nan_to_num_(nan=0.0, posinf=math.inf)
     by_token = torch.linalg.vector_norm(error, dim=1, dtype=torch.float64)
@@ -198,40 +215,3 @@ def compare(y: Tensor, truth: Truth, dtype: Dtype) -> Accuracy:
 def _over(error: Tensor, size: Tensor) -> Tensor:
     """Divide; where size is 0, no error gives 0 and any error infinity."""
     return torch.where(error == 0, torch.zeros_like(error), error / size)
-
-
-class _NumpyStream:
-    """Random numbers on the CPU, the same bytes on every machine."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = np.random.Generator(np.random.PCG64(seed))
-
-    def normal(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.from_numpy(self._rng.standard_normal(shape, dtype=np.float32))
-
-    def uniform(self, shape: tuple[int, ...], fan_in: int) -> Tensor:
-        """Float32 with variance 1 / fan_in: 4 times faster than normal, and no libm in it."""
-        values = self._rng.random(shape, dtype=np.float32)
-        values -= np.float32(0.5)
-        values *= np.float32(math.sqrt(12 / fan_in))
-        return torch.from_numpy(values)
-
-
-class _TorchStream:
-    """Random numbers made on the device: gigabytes of weights in milliseconds."""
-
-    def __init__(self, seed: int, device: str) -> None:
-        self._generator = torch.Generator(device).manual_seed(seed % 2**63)
-        self._made: dict[str, Any] = {"generator": self._generator, "device": device}
-
-    def normal(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.randn(shape, **self._made)
-
-    def uniform(self, shape: tuple[int, ...], fan_in: int) -> Tensor:
-        return torch.rand(shape, **self._made).sub_(0.5).mul_(math.sqrt(12 / fan_in))
-
-
-def _stream(what: str, seed: int, index: int, device: str) -> _NumpyStream | _TorchStream:
-    digest = hashlib.sha256(repr((what, seed, index)).encode()).digest()
-    number = int.from_bytes(digest, "little")
-    return _NumpyStream(number) if device == "cpu" else _TorchStream(number, device)

@@ -1,126 +1,164 @@
-"""The GPU systems' plain PyTorch parts on the CPU, against the FP32 truth."""
+"""The device-agnostic parts of the cuda fabric's plain PyTorch systems, on CPU tensors."""
+
+import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mokbench import reference
 from mokbench.layer import Layer
-from mokbench.routing_spec import RoutingSpec
-from mokbench.systems.cuda_alltoall import Alltoall, _nccl_problem, destinations, sum_partials
-from mokbench.systems.cuda_local import Local
-from mokbench.systems.grouped_experts import weighted_experts
-from mokbench.workload import Cell, Dtype, Model, Regime, Workload
+from mokbench.routing import RoutingSpec
+from mokbench.systems import Setup, cuda_alltoall, cuda_local, grouped_experts
+from mokbench.systems.options import AlltoallOptions, LocalOptions
+from mokbench.workload import Dtype, Model, Workload
 
-SPECS = ["balanced", {"hot_expert": 0.9}, {"masked": 1.0}, {"masked": 0.4}, {"empty_experts": 3}]
-
-
-def workload(spec, ranks=1, tokens=23, experts=8, top_k=3, dtype=Dtype.BF16):
-    model = Model("tiny", 64, 32, experts, top_k)
-    return Workload(model, ranks, tokens, dtype, RoutingSpec.model_validate(spec))
-
-
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-@pytest.mark.parametrize("top_k", [1, 3])
-def test_weighted_experts_is_the_layer(spec, top_k):
-    layer = Layer.build(workload(spec, top_k=top_k), 0)
-    y = weighted_experts(layer.x, layer.topk_idx, layer.topk_weights, layer.w13, layer.w2)
-    assert y.dtype == torch.bfloat16
-    assert reference.compare(y, layer.truth, Dtype.BF16).ok
+MODELS = [
+    Model("odd", 96, 48, 12, 8),
+    Model("k1", 64, 32, 12, 1),
+    Model("k16", 64, 32, 36, 16),
+]
+SPECS = ["balanced", {"hot_expert": 0.9}, {"empty_experts": 2, "masked": 0.4}, {"masked": 1.0}]
+EXCHANGE_SPECS = [*SPECS, {"hot_rank": 1.5}, {"uneven": 1.0, "masked": 0.3, "empty_ranks": 1}]
 
 
-def test_rows_that_the_gemm_leaves_unwritten_do_not_show():
-    layer = Layer.build(workload({"masked": 0.4}), 0)
-    arguments = (layer.x, layer.topk_idx, layer.topk_weights, layer.w13, layer.w2)
-    whole = torch._grouped_mm
+def workload(model, spec, *, ranks=1, tokens=37):
+    return Workload(model, ranks, tokens, Dtype.BF16, RoutingSpec.model_validate(spec))
 
-    def spoiled(rows, weights, ends):
-        out = whole(rows, weights, ends)
+
+@pytest.fixture(autouse=True)
+def any_device(monkeypatch):
+    monkeypatch.setattr(cuda_local, "require_fast_kernels", lambda: None)
+    monkeypatch.setattr(cuda_alltoall, "require_fast_kernels", lambda: None)
+
+
+@pytest.fixture
+def poisoned_tails(monkeypatch):
+    """grouped_mm writes no row beyond the last group's end; make what lies there visible."""
+    grouped_mm = torch._grouped_mm
+
+    def poisoned(rows, weights, ends):
+        assert ends.dtype == torch.int32
+        out = grouped_mm(rows, weights, ends)
         out[int(ends[-1]) :] = float("nan")
         return out
 
-    expected = weighted_experts(*arguments)
-    torch._grouped_mm = spoiled
-    try:
-        assert torch.equal(weighted_experts(*arguments), expected)
-    finally:
-        torch._grouped_mm = whole
+    monkeypatch.setattr(torch, "_grouped_mm", poisoned)
 
 
-@pytest.mark.parametrize(
-    "spec", ["balanced", {"masked": 0.5}, {"masked": 1.0}, {"uneven": 1.0}, {"empty_ranks": 1}]
-)
-def test_alltoall_on_real_gloo_ranks_is_the_layer(spec, tmp_path):
-    import torch.multiprocessing as mp
-
-    ranks = 3
-    work = workload(spec, ranks=ranks, experts=9, tokens=17)
-    queue = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(_rank, args=(work, str(tmp_path / "store"), queue), nprocs=ranks)
-    sums = [queue.get() for _ in range(ranks)]
-    assert reference.judge(sums, Dtype.BF16).ok
+def setup_of(layer, rank, options):
+    fabric = SimpleNamespace(rank=rank, ranks=layer.workload.ranks, ranks_per_gpu=1)
+    return Setup(layer.workload, options, rank, layer.max_tokens, layer.w13, layer.w2, fabric)
 
 
-def _rank(rank, work, store, queue):
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    file_store = dist.FileStore(store, work.ranks)
-    dist.init_process_group("gloo", store=file_store, rank=rank, world_size=work.ranks)
-    layer = Layer.build(work, rank)
-    system = Alltoall()
-    system._ranks, system._num_local = work.ranks, work.model.experts // work.ranks
-    system._first_expert = rank * system._num_local
-    system._w13, system._w2 = layer.w13, layer.w2
-    system._experts, system._sum = weighted_experts, sum_partials
-
-    def all_to_all(out, rows, recv, send):
-        # gloo has no bf16; whole rows as bytes are the same rows.
-        plain = rows.dtype != torch.bfloat16
-        parts = (out, rows) if plain else (out.view(torch.uint8), rows.view(torch.uint8))
-        dist.all_to_all_single(*parts, recv, send)
-
-    system._all_to_all = all_to_all
-    for _ in range(2):
-        y = system.run(layer.x, layer.topk_idx, layer.topk_weights)
-    queue.put(reference.error_sums(y, layer.truth))
-    dist.barrier()
-    dist.destroy_process_group()
+@pytest.mark.parametrize("num_routes", [0, 1, 600, 5000])
+def test_routes_are_sorted_by_expert_and_stable(num_routes):
+    generator = torch.Generator().manual_seed(0)
+    topk_idx = torch.randint(-1, 12, (num_routes, 1), generator=generator, dtype=torch.int32)
+    order, ends = grouped_experts.sort_routes(topk_idx, 3, 5)
+    wanted = [(e, i) for i, e in enumerate(topk_idx.flatten().tolist()) if 3 <= e < 8]
+    assert order[: len(wanted)].tolist() == [i for _, i in sorted(wanted)]
+    counts = [sum(e == expert for e, _ in wanted) for expert in range(3, 8)]
+    assert ends.tolist() == torch.tensor(counts).cumsum(0).tolist()
+    places = grouped_experts.inverse(order)
+    assert places[order].tolist() == list(range(num_routes))
 
 
-def test_destinations_counts_rows_once_and_routes_each():
-    topk_idx = torch.tensor([[0, 1, 5], [-1, 4, 2], [-1, -1, -1]], dtype=torch.int32)
-    goes, counts = destinations(topk_idx, num_local=2, ranks=3)
-    assert goes.tolist() == [[True, False, False], [False, True, False], [True, True, False]]
-    assert counts.tolist() == [[1, 2], [1, 1], [2, 2]]
+@pytest.mark.usefixtures("poisoned_tails")
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_local_matches_the_truth(model, spec):
+    layer = Layer.build(workload(model, spec), 0)
+    local = cuda_local.Local()
+    local.prepare(setup_of(layer, 0, LocalOptions(compile=False)))
+    for rows in (layer.x.shape[0], 1, 0):
+        y = local.run(layer.x[:rows], layer.topk_idx[:rows], layer.topk_weights[:rows])
+        truth = reference.Truth(layer.truth.y[:rows], layer.truth.terms[:rows])
+        accuracy = reference.compare(y, truth, Dtype.BF16)
+        assert accuracy.ok, accuracy
+        assert y.dtype == torch.bfloat16
+    local.close()
 
 
-def test_partials_are_summed_in_rank_order():
-    goes = torch.tensor([[True, False, True], [True, True, False]])
-    partial = torch.tensor([[1.0], [2.0], [4.0], [8.0]])
-    assert sum_partials(partial, goes).tolist() == [[5.0], [8.0], [2.0]]
+@pytest.mark.slow
+def test_compiled_is_one_graph_with_the_same_result():
+    layer = Layer.build(workload(MODELS[0], {"masked": 0.3}), 0)
+    local = cuda_local.Local()
+    local.prepare(setup_of(layer, 0, LocalOptions()))
+    y = local.run(layer.x, layer.topk_idx, layer.topk_weights)
+    assert reference.compare(y, layer.truth, Dtype.BF16).ok
+    assert torch.equal(y, local.run(layer.x, layer.topk_idx, layer.topk_weights))
+    local.close()
 
 
-@pytest.mark.parametrize("version, refused", [((2, 28), True), ((2, 30), False), ((3, 0), False)])
-def test_ranks_that_share_a_gpu_need_a_new_nccl(version, refused):
-    assert (_nccl_problem(version) is not None) == refused
+class ThreadExchange:
+    """all_to_all_single among threads: what each rank sends is laid out, then picked up."""
+
+    def __init__(self, ranks):
+        self.barrier = threading.Barrier(ranks, timeout=20)
+        self.rank = threading.local()
+        self.sent = [[]] * ranks
+
+    def __call__(self, out, rows, recv=None, send=None, group=None):
+        me, ranks = self.rank.value, len(self.sent)
+        parts = rows.split(send or [len(rows) // ranks] * ranks)
+        self.sent[me] = [part.clone() for part in parts]
+        self.barrier.wait()
+        received = [parts[me] for parts in self.sent]
+        if recv is not None:
+            assert [len(part) for part in received] == recv
+        out.copy_(torch.cat(received))
+        self.barrier.wait()
 
 
-@pytest.mark.parametrize("system", [Local, Alltoall])
-def test_what_they_refuse_says_what_to_do(system, monkeypatch):
-    monkeypatch.setattr(f"{system.__module__}.compiler_problem", lambda: None)
+def run_alltoall(work, exchange):
+    layers = [Layer.build(work, rank) for rank in range(work.ranks)]
+    outputs = [None] * work.ranks
 
-    def answer(work, options=(), graph=False):
-        cell = Cell("c", "cuda", system.name, options, work, Regime.ISOLATED, graph)
-        return system.supports(cell)
+    def rank_body(rank):
+        exchange.rank.value = rank
+        layer = layers[rank]
+        system = cuda_alltoall.Alltoall()
+        system.prepare(setup_of(layer, rank, AlltoallOptions(compile=False)))
+        arguments = (layer.x, layer.topk_idx, layer.topk_weights)
+        first = system.run(*arguments).clone()
+        system.dispatch(*arguments)
+        system.compute()
+        outputs[rank] = (first, system.combine())
+        system.close()
 
-    assert answer(workload("balanced")) is None
-    assert "dtype: bf16" in answer(workload("balanced", dtype=Dtype.FP32))
-    assert "leave block_m out" in answer(workload("balanced"), (("block_m", 32),))
-    odd = Workload(Model("odd", 60, 32, 8, 2), 1, 4, Dtype.BF16, RoutingSpec())
-    assert "multiples of 8" in answer(odd)
-    assert ("graph: false" in (answer(workload("balanced"), graph=True) or "")) == (
-        system is Alltoall
-    )
-    monkeypatch.setattr(f"{system.__module__}.compiler_problem", lambda: "no compiler")
-    assert answer(workload("balanced")) == "no compiler"
-    assert answer(workload("balanced"), (("compile", False),)) is None
+    threads = [threading.Thread(target=rank_body, args=(rank,)) for rank in range(work.ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return layers, outputs
+
+
+@pytest.mark.usefixtures("poisoned_tails")
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("spec", EXCHANGE_SPECS, ids=str)
+def test_alltoall_matches_the_truth_of_all_ranks(monkeypatch, ranks, model, spec):
+    if ranks == 1 and isinstance(spec, dict) and {"hot_rank", "empty_ranks"} & set(spec):
+        pytest.skip("needs several ranks")
+    exchange = ThreadExchange(ranks)
+    monkeypatch.setattr(torch.distributed, "all_to_all_single", exchange)
+    monkeypatch.setattr(cuda_alltoall, "_connect", lambda fabric: None)
+    for tokens in (1, 29):
+        layers, outputs = run_alltoall(workload(model, spec, ranks=ranks, tokens=tokens), exchange)
+        assert None not in outputs
+        sums = [
+            reference.error_sums(y, layer.truth)
+            for layer, (y, _) in zip(layers, outputs, strict=True)
+        ]
+        accuracy = reference.judge(sums, Dtype.BF16)
+        assert accuracy.ok, accuracy
+        assert all(torch.equal(first, again) for first, again in outputs)
+
+
+def test_each_token_goes_to_a_rank_once():
+    topk_idx = torch.tensor([[0, 1, 5], [-1, -1, -1], [4, -1, 5]], dtype=torch.int32)
+    order, counts = cuda_alltoall.plan_sends(topk_idx, 3, 2)
+    assert counts.tolist() == [[1, 2], [0, 0], [2, 3]]
+    assert order[:3].tolist() == [0, 6, 8]

@@ -8,6 +8,7 @@ import torch
 from mokbench import reference
 from mokbench.reference import ErrorSums, Truth
 from mokbench.routing import Routing, RoutingSpec, generate
+from mokbench.streams import HOST, DeviceStreams, Streams
 from mokbench.workload import Dtype, Model, Workload
 
 
@@ -34,11 +35,13 @@ def float64(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
     return tensor.double().numpy()
 
 
-def looped(work: Workload, routing: Routing, rank: int) -> tuple[np.ndarray, np.ndarray]:
+def looped(
+    work: Workload, routing: Routing, rank: int, streams: Streams = HOST
+) -> tuple[np.ndarray, np.ndarray]:
     """y and the sum of |terms| token by token, route by route, in float64."""
     model = work.model
-    x = float64(reference.make_inputs(work, rank).x)
-    weights = reference.make_weights(work, range(model.experts))
+    x = float64(reference.make_inputs(work, rank, streams).x)
+    weights = reference.make_weights(work, range(model.experts), streams)
     y, terms = np.zeros_like(x), np.zeros_like(x)
     for t, row in enumerate(routing.topk_idx[rank]):
         for k, expert in enumerate(row):
@@ -103,6 +106,53 @@ def test_scales_are_as_stated_and_outputs_of_order_one() -> None:
     assert weights.w13.mean().item() == pytest.approx(0, abs=1e-3)
     y = reference.reference_output(work, generate(work), 0)
     assert 0.1 < y.square().mean().sqrt().item() < 1
+
+
+PHILOX = DeviceStreams(torch.device("cpu"))
+
+
+def test_a_devices_own_streams_give_the_same_bytes_whoever_asks() -> None:
+    work = workload()
+    whole = reference.make_weights(work, range(8), PHILOX)
+    part = reference.make_weights(work, range(2, 5), PHILOX)
+    assert torch.equal(whole.w13[2:5], part.w13)
+    assert torch.equal(whole.w2[2:5], part.w2)
+    assert not torch.equal(whole.w13[0], whole.w13[1])
+    assert not torch.equal(whole.w13, reference.make_weights(work, range(8)).w13)
+    assert not torch.equal(
+        reference.make_inputs(work, 0, PHILOX).x, reference.make_inputs(work, 1, PHILOX).x
+    )
+
+
+def test_a_devices_own_streams_have_the_stated_scales() -> None:
+    work = workload(dtype=Dtype.FP32, model=Model("m", 512, 256, 4, 2), ranks=1, tokens=200)
+    x = reference.make_inputs(work, 0, PHILOX).x
+    weights = reference.make_weights(work, range(4), PHILOX)
+    assert x.mean().item() == pytest.approx(0, abs=0.02)
+    assert x.std().item() == pytest.approx(1, rel=0.02)
+    assert weights.w13.std().item() == pytest.approx(1 / math.sqrt(512), rel=0.01)
+    assert weights.w2.std().item() == pytest.approx(1 / math.sqrt(256), rel=0.01)
+    assert weights.w13.abs().max().item() <= math.sqrt(3 / 512)
+
+
+def test_truth_of_a_devices_own_streams() -> None:
+    work = workload({"masked": 0.5, "uneven": 1.0})
+    routing = generate(work)
+    for rank in range(work.ranks):
+        truth = reference.reference_truth(work, routing, rank, PHILOX)
+        y, terms = looped(work, routing, rank, PHILOX)
+        np.testing.assert_allclose(truth.y.numpy(), y, atol=2e-6)
+        np.testing.assert_allclose(truth.terms.numpy(), terms, atol=2e-6)
+
+
+def test_the_truth_restores_the_matmul_precision() -> None:
+    torch.set_float32_matmul_precision("high")
+    try:
+        work = workload()
+        reference.reference_truth(work, generate(work), 0)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def truth_of(*rows: list[float]) -> Truth:

@@ -1,30 +1,38 @@
-"""NCCL all_to_all_single around the expert MLPs on GPUs: what plain PyTorch gives.
+"""NCCL all_to_all_single around grouped GEMMs: what plain PyTorch gives on GPUs.
 
 Each (token, rank) pair crosses once, with its expert ids and weights; the destination sums its
-experts' outputs and sends one row back. all_to_all_single takes its row counts from the CPU, so
-every pass waits for the device once: that is part of this system, and no CUDA graph can hold it.
+experts' outputs and sends one row back. all_to_all_single takes its split sizes from the CPU, so
+every pass exchanges row counts first and waits once for them to come down from the device: the
+price of this interface, paid inside dispatch. A CUDA graph cannot hold that wait.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from mokbench.errors import UnsupportedError
-from mokbench.gpus import read_gpus
-from mokbench.machine import version
 from mokbench.systems import Setup, expect_options, options_of
-from mokbench.systems.grouped_experts import (
-    compiled,
-    compiler_problem,
-    shape_problem,
-    weighted_experts,
+from mokbench.systems.cuda_local import layer_bytes, require_fast_kernels, tile_reason
+from mokbench.systems.gpu_support import (
+    grouped_mm_reason,
+    nccl_version,
+    ranks_per_gpu,
+    shared_gpu_reason,
 )
 from mokbench.systems.options import AlltoallOptions
-from mokbench.workload import Cell, Dtype
+from mokbench.workload import Cell
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
-# Older ones refuse a second rank on a GPU ("Duplicate GPU detected").
-_SHARED_GPU_NCCL = (2, 30)
+    from mokbench.fabric.cuda import CudaFabric
+
+# In the first pass a peer may wait in a collective while another rank compiles.
+_COMPILE_BOUND_S = 120.0
+# NCCL takes no more by itself.
+_MAX_CTAS = 32
+MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
 class Alltoall:
@@ -35,59 +43,54 @@ class Alltoall:
     traffic: ClassVar[str | None] = "per_rank"
     signal: ClassVar[str | None] = None
 
+    def __init__(self) -> None:
+        self._group: ProcessGroup | None = None
+        self._limits_gemms = False
+
     @staticmethod
     def supports(cell: Cell) -> str | None:
-        """BF16 without a graph; ranks that share a GPU need NCCL 2.30."""
-        work, options = cell.workload, expect_options(options_of(cell), AlltoallOptions)
-        if work.dtype is not Dtype.BF16:
-            return f"alltoall on the cuda fabric is BF16 only, found {work.dtype}; set dtype: bf16"
+        """A GPU per rank, or an NCCL that lets ranks share one on a single node; no graphs."""
+        options = expect_options(options_of(cell), AlltoallOptions)
         if cell.graph:
             return (
-                "alltoall takes its row counts from the CPU in every pass, which a CUDA graph "
-                "cannot hold; set graph: false"
+                "alltoall reads row counts on the CPU in every pass, which a CUDA graph cannot "
+                "hold; set graph: false"
             )
-        if options.block_m != AlltoallOptions().block_m:
-            return (
-                "block_m is a tile of the host's GEMMs; on the cuda fabric torch's grouped GEMM "
-                "chooses its own: leave block_m out"
-            )
-        gpus = read_gpus()
-        if gpus.visible() and gpus.ranks_per_gpu(work.ranks) > 1:
-            found = version("nvidia-nccl-cu13") or version("nvidia-nccl-cu12")
-            if found and (problem := _nccl_problem(tuple(map(int, found.split(".")[:2])))):
-                return problem
-        problem = compiler_problem() if options.compile else None
-        return problem or shape_problem("alltoall", work.model.hidden, work.model.intermediate)
+        reason = tile_reason(options.block_m) or grouped_mm_reason(cell, options.compile)
+        if reason is None and ranks_per_gpu(cell) > 1:
+            if cell.workload.nodes > 1:
+                return "alltoall over several nodes needs one GPU per rank; use fewer ranks"
+            reason = shared_gpu_reason(nccl_version())
+        return reason
 
     @staticmethod
     def workspace_bytes(cell: Cell) -> int:
-        """Rows sent, received, sorted, between and behind the GEMMs, and back: balanced routing."""
+        """Rows out, in, back and returned, and the layer on received rows; balanced routing."""
         work = cell.workload
-        pairs = work.tokens_per_rank * min(work.model.top_k, work.ranks)
         routes = work.tokens_per_rank * work.model.top_k
-        elements = 4 * pairs * work.model.hidden
-        elements += routes * (2 * work.model.hidden + 3 * work.model.intermediate)
-        return elements * work.dtype.num_bytes
-
-    def __init__(self) -> None:
-        self._group: Any = None
+        pairs = work.tokens_per_rank * min(work.model.top_k, work.ranks)
+        row_bytes = work.model.hidden * work.dtype.num_bytes + 2 * 4 * work.model.top_k
+        return 4 * pairs * row_bytes + layer_bytes(routes, 1, cell)
 
     def prepare(self, setup: Setup) -> None:
-        """The NCCL group and the weights; rows are allocated per pass, as counts come with it."""
-        import torch
-        import torch.distributed as dist
+        """The NCCL group, which connects now, and what will be compiled in the first pass."""
+        from mokbench.systems import grouped_experts as experts
 
+        fabric = cast("CudaFabric", setup.fabric)
         options = expect_options(setup.options, AlltoallOptions)
-        nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        problem = _nccl_problem(nccl[:2]) if setup.fabric.ranks_per_gpu > 1 else None
-        if problem:
-            raise UnsupportedError(problem)
-        self._ranks, self._num_local = setup.workload.ranks, setup.num_local_experts
+        require_fast_kernels()
+        self._ranks = setup.workload.ranks
+        self._num_local = setup.num_local_experts
         self._first_expert = setup.rank * setup.num_local_experts
-        self._w13, self._w2 = setup.w13, setup.w2
-        self._experts: Any = compiled(weighted_experts) if options.compile else weighted_experts
-        self._sum: Any = compiled(sum_partials) if options.compile else sum_partials
-        self._group = dist.new_group(backend="nccl")
+        self._weights = setup.w13, setup.w2
+        maybe_compiled = experts.compiled if options.compile else experts.as_written
+        self._plan = maybe_compiled(plan_sends)
+        self._layer = maybe_compiled(experts.expert_layer)
+        self._sum = maybe_compiled(experts.sum_slots)
+        if fabric.ranks_per_gpu > 1:
+            _require_shared_gpu()
+            self._limit_gemms(fabric)
+        self._group = _connect(fabric)
 
     def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
         """See System.run."""
@@ -96,22 +99,24 @@ class Alltoall:
         return self.combine()
 
     def dispatch(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> None:
-        """Counts, then rows with their expert ids and weights, grouped by destination rank."""
+        """Counts, the wait for them, then rows with their expert ids and weights."""
         import torch
+        import torch.distributed as dist
 
-        self._shape, self._top_k = x.shape, topk_idx.shape[1]
-        self._goes, mine = destinations(topk_idx, self._num_local, self._ranks)
-        theirs = torch.empty_like(mine)
-        self._all_to_all(theirs, mine, None, None)
-        # The one wait for the device: rows and routes, to send and to receive.
-        counts = torch.stack([mine[:, 0], theirs[:, 0], theirs[:, 1]]).tolist()
-        self._send, self._recv = counts[0], counts[1]
-        self._num_routes = sum(counts[2])
-        order = torch.argsort(self._goes.logical_not().reshape(-1), stable=True)
-        tokens = order[: sum(self._send)] % max(1, x.shape[0])
+        plan = self._plan if x.shape[0] else plan_sends
+        order, counts = plan(topk_idx, self._ranks, self._num_local)
+        received = torch.empty_like(counts)
+        dist.all_to_all_single(received, counts, group=self._group)
+        sent, recv = torch.stack([counts, received]).tolist()
+        self._send_rows = [rows for rows, _ in sent]
+        self._recv_rows = [rows for rows, _ in recv]
+        self._num_routes = sum(routes for _, routes in recv)
+        self._num_tokens = x.shape[0]
+        self._order: Tensor = order
+        tokens = order[: sum(self._send_rows)] % max(1, x.shape[0])
         routing = torch.cat([topk_idx, topk_weights.view(torch.int32)], dim=1)
-        self._x = self._exchange(x[tokens], self._send, self._recv)
-        self._routing = self._exchange(routing[tokens], self._send, self._recv)
+        self._x = self._exchange(x[tokens], self._recv_rows, self._send_rows)
+        self._routing = self._exchange(routing[tokens], self._recv_rows, self._send_rows)
 
     def compute(self) -> None:
         """Local experts of every received row, summed per row."""
@@ -120,76 +125,101 @@ class Alltoall:
         if self._num_routes == 0:
             self._y = torch.zeros_like(self._x)
             return
-        self._y = self._experts(
+        topk_idx, weights = self._routing.chunk(2, dim=1)
+        self._y = self._layer(
             self._x,
-            self._routing[:, : self._top_k],
-            self._routing[:, self._top_k :].view(torch.float32),
-            self._w13,
-            self._w2,
+            topk_idx.contiguous(),
+            weights.contiguous().view(torch.float32),
+            *self._weights,
             self._first_expert,
             self._num_routes,
         )
 
     def combine(self) -> "Tensor":
         """Partial sums back, added in fixed rank order in FP32."""
-        partial = self._exchange(self._y, self._recv, self._send)
-        if partial.shape[0] == 0:
-            return partial.new_zeros(self._shape)
-        y: Tensor = self._sum(partial, self._goes)
-        return y
+        from mokbench.systems.grouped_experts import inverse
 
-    def _exchange(self, rows: "Tensor", send: list[int], recv: list[int]) -> "Tensor":
-        out = rows.new_empty((sum(recv), rows.shape[1]))
-        self._all_to_all(out, rows.contiguous(), recv, send)
-        return out
-
-    def _all_to_all(
-        self, out: "Tensor", rows: "Tensor", recv: list[int] | None, send: list[int] | None
-    ) -> None:
-        import torch.distributed as dist
-
-        dist.all_to_all_single(out, rows, recv, send, group=self._group)
+        num_sent = sum(self._send_rows)
+        partial = self._exchange(self._y, self._send_rows, self._recv_rows)
+        if num_sent == 0:
+            return partial.new_zeros(self._num_tokens, partial.shape[1])
+        slots = inverse(self._order).view(self._ranks, self._num_tokens).T
+        return self._sum(partial, slots, num_sent, None)
 
     def close(self) -> None:
-        """Leave the NCCL group."""
+        """Leave the group, give the GEMMs all SMs again."""
+        import torch
         import torch.distributed as dist
 
         if self._group is not None:
+            torch.cuda.synchronize()
             dist.destroy_process_group(self._group)
             self._group = None
+        if self._limits_gemms:
+            torch._C._set_sm_carveout_experimental(None)
+            self._limits_gemms = False
+
+    def _exchange(self, rows: "Tensor", recv: list[int], send: list[int]) -> "Tensor":
+        import torch.distributed as dist
+
+        out = rows.new_empty(sum(recv), rows.shape[1])
+        dist.all_to_all_single(out, rows, recv, send, group=self._group)
+        return out
+
+    def _limit_gemms(self, fabric: "CudaFabric") -> None:
+        """Grouped GEMMs on a share of the SMs: one that took all would starve a peer's NCCL."""
+        import torch
+
+        there = torch.cuda.get_device_properties(fabric.device).multi_processor_count
+        torch._C._set_sm_carveout_experimental(there - fabric.num_sms)
+        self._limits_gemms = True
 
 
-def destinations(topk_idx: "Tensor", num_local: int, ranks: int) -> tuple["Tensor", "Tensor"]:
-    """Which token goes to which rank, bool [ranks, T], and how many (rows, routes) to each.
+def plan_sends(topk_idx: "Tensor", ranks: int, num_local: int) -> tuple["Tensor", "Tensor"]:
+    """(rank, token) pairs, those to send ahead, by rank, then token; rows and routes per rank.
 
-    ``topk_idx`` is [T, K] with -1 for a masked route; counts are int64 [ranks, 2].
+    A pair is rank * T + token. Counts are int64 [ranks, 2].
     """
     import torch
 
-    # Rounding down keeps -1 below every rank.
-    owner = torch.div(topk_idx, num_local, rounding_mode="floor")
-    hits = owner[None] == torch.arange(ranks, device=owner.device)[:, None, None]
-    goes = hits.any(dim=2)
-    return goes, torch.stack([goes.sum(dim=1), hits.sum(dim=(1, 2))], dim=1)
+    owners = topk_idx // num_local  # floor: masked routes stay -1
+    peers = torch.arange(ranks, dtype=owners.dtype, device=owners.device)
+    is_routed = owners == peers[:, None, None]
+    is_sent = is_routed.any(dim=2)
+    counts = torch.stack([is_sent.sum(dim=1), is_routed.sum(dim=(1, 2))], dim=1)
+    order = torch.argsort(torch.where(is_sent, 0, 1).int().reshape(-1), stable=True)
+    return order, counts
 
 
-def sum_partials(partial: "Tensor", goes: "Tensor") -> "Tensor":
-    """y [T, H] of partial sums [pairs, H] that lie by rank, then by token, where ``goes`` says."""
+def _require_shared_gpu() -> None:
+    """UnsupportedError unless NCCL will take several ranks on one GPU."""
+    from torch.cuda import nccl
+
+    reason = shared_gpu_reason(tuple(nccl.version()[:2]))  # type: ignore[no-untyped-call]
+    if reason is None and os.environ.get(MULTI_RANK) != "1":
+        reason = f"several ranks on one GPU need {MULTI_RANK}=1 in the ranks' environment"
+    if reason:
+        raise UnsupportedError(reason)
+
+
+def _connect(fabric: "CudaFabric") -> "ProcessGroup":
+    """An NCCL group over all ranks that has moved something; raises alike on every rank."""
     import torch
+    import torch.distributed as dist
 
-    place = (goes.reshape(-1).cumsum(0) - 1).clamp(min=0).view(goes.shape)
-    y = torch.zeros(goes.shape[1], partial.shape[1], dtype=torch.float32, device=partial.device)
-    for here, rows in zip(goes.unbind(0), place.unbind(0), strict=True):
-        y = y + torch.where(here[:, None], partial[rows].float(), 0.0)
-    return y.to(partial.dtype)
-
-
-def _nccl_problem(found: tuple[int, ...]) -> str | None:
-    """Why an NCCL cannot serve ranks that share a GPU, or None."""
-    if found >= _SHARED_GPU_NCCL:
-        return None
-    needed, here = (".".join(map(str, v)) for v in (_SHARED_GPU_NCCL, found))
-    return (
-        f"alltoall: several ranks on one GPU need NCCL {needed} or newer, found {here}; use a GPU "
-        "per rank, or a torch that comes with a newer NCCL"
-    )
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=max(_COMPILE_BOUND_S, 2 * fabric.wait_bound_s))
+    if fabric.ranks_per_gpu > 1:
+        # All ranks' kernels must fit on the GPU together, since each waits for the others.
+        options.config.max_ctas = min(_MAX_CTAS, fabric.num_sms)
+    group = dist.new_group(backend="nccl", timeout=options._timeout, pg_options=options)
+    problem = None
+    try:
+        dist.all_reduce(torch.zeros(1, device=fabric.device), group=group)
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        problem = str(error)
+    problems = [f"rank {r}: {text}" for r, text in enumerate(fabric.gather(problem)) if text]
+    if problems:
+        raise UnsupportedError(f"NCCL does not connect these ranks: {'; '.join(problems)}")
+    return cast("ProcessGroup", group)

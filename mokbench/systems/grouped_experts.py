@@ -1,85 +1,111 @@
-"""The expert MLPs of one rank as plain PyTorch: sort, grouped GEMM, SwiGLU, grouped GEMM, sum.
+"""The expert MLPs of the cuda fabric's plain PyTorch systems: torch._grouped_mm, no CPU sync.
 
-What local and alltoall run on a GPU. Nothing in it waits for the device, and no atomic decides an
-order, so it can be compiled, captured in a graph, and gives the same bits twice.
+Every function is a pure function of tensors with shapes known beforehand, so that torch.compile
+fuses what lies between the GEMMs and a CUDA graph can hold it. Nothing adds atomically: the same
+inputs give the same bits.
 """
 
-import shutil
-from functools import cache
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
-# torch._grouped_mm needs rows of whole 16 bytes.
-ROW_ELEMENTS = 8
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Kernels that gather rows do their index arithmetic once a row instead of once an element when
+# their tiles have two dimensions; the first pass tries out which tile is best. Every index is in
+# range by construction, so the checks, a barrier each, are left out.
+_INDUCTOR: dict[str, Any] = {
+    "triton.prefer_nd_tiling": True,
+    "max_autotune_pointwise": True,
+    "assert_indirect_indexing": False,
+}
+
+# From here on torch sorts by radix, whose passes are over a key's bytes: int16 halves them.
+_RADIX_SORT_KEYS = 4096
+_MAX_SHAPES = 1 << 14
 
 
-def weighted_experts(
-    x: "Tensor",
-    topk_idx: "Tensor",
-    topk_weights: "Tensor",
-    w13: "Tensor",
-    w2: "Tensor",
-    first_expert: int = 0,
-    num_routes: int | None = None,
-) -> "Tensor":
-    """Weighted sum over the local experts of each row: y [rows, H] in x's dtype.
+def compiled(function: Function) -> Function:
+    """``function`` under torch.compile, once for each set of shapes, without graph breaks."""
+    # A handful of small kernels: a pool of compiler processes starts slower than they compile, and
+    # each rank would have its own, which a killed run could leave behind.
+    import torch._dynamo.config as dynamo
+    import torch._inductor.config as inductor
 
-    x [rows, H] BF16, topk_idx [rows, K] int32 (global ids, -1 masked), topk_weights [rows, K],
-    w13 [E, 2I, H], w2 [E, H, I] of experts first_expert onwards. Routes elsewhere add nothing.
-    ``num_routes``, where the caller knows it, is the number of local routes: no other is gathered.
+    inductor.compile_threads = 1
+    # Past these limits torch would run the function as it is written, without an error; a sweep
+    # has more shapes than the few that are the default.
+    dynamo.recompile_limit = max(dynamo.recompile_limit, _MAX_SHAPES)
+    dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, _MAX_SHAPES)
+    built = torch.compile(function, dynamic=False, fullgraph=True, options=_INDUCTOR)
+    return cast(Function, built)
+
+
+def as_written(function: Function) -> Function:
+    """``function`` itself, where compiling is not wanted."""
+    return function
+
+
+def sort_routes(topk_idx: Tensor, first_expert: int, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Flat routes, those of experts [first, first + num) ahead by expert; each expert's end, int32.
+
+    A route's flat index is row * K + k. Stable: within an expert routes keep their order. Masked
+    routes and those of other experts follow the last end.
     """
-    import torch
-
-    num_experts, top_k = w13.shape[0], topk_idx.shape[1]
     local = topk_idx.reshape(-1) - first_expert
-    is_local = (local >= 0) & (local < num_experts)
-    local = torch.where(is_local, local, num_experts)
-    by_expert, order = torch.sort(local, stable=True)
-    experts = torch.arange(num_experts, dtype=local.dtype, device=x.device)
-    ends = torch.searchsorted(by_expert, experts, right=True).to(torch.int32)
-    routes = order if num_routes is None else order[:num_routes]
-    gate_up = torch._grouped_mm(x[routes // top_k], w13.transpose(1, 2), ends)
-    gate, up = gate_up.chunk(2, dim=1)
-    # SwiGLU in FP32, rounded once, as a kernel would do it in registers.
+    keys = torch.where((local >= 0) & (local < num_experts), local, num_experts)
+    if keys.numel() > _RADIX_SORT_KEYS:
+        keys = keys.to(torch.int16)
+    keys, order = torch.sort(keys, stable=True)
+    experts = torch.arange(num_experts, dtype=torch.int32, device=keys.device)
+    return order, torch.searchsorted(keys.int(), experts, right=True, out_int32=True)
+
+
+def inverse(order: Tensor) -> Tensor:
+    """Where each entry of a permutation went, int32: entry order[i] is at i."""
+    places = torch.arange(order.numel(), dtype=torch.int32, device=order.device)
+    return torch.empty_like(places).scatter_(0, order, places)
+
+
+def sum_slots(
+    rows: Tensor, slots: Tensor, num_live: Tensor | int, weights: Tensor | None
+) -> Tensor:
+    """y[t] = sum over j of weights[t, j] * rows[slots[t, j]], FP32 in order of j, in rows' dtype.
+
+    Slots from ``num_live`` on add nothing, whatever lies there. Compiled, it is one kernel that
+    reads each live row once; the terms are never stored.
+    """
+    is_live = slots < num_live
+    # int64: a slot times the row size may pass 2^31.
+    slots = slots.clamp(max=rows.shape[0] - 1).long()
+    y = torch.zeros(slots.shape[0], rows.shape[1], dtype=torch.float32, device=rows.device)
+    for j in range(slots.shape[1]):
+        term = rows[slots[:, j]].float()
+        if weights is not None:
+            term = term * weights[:, j, None]
+        y = y + torch.where(is_live[:, j, None], term, 0.0)
+    return y.to(rows.dtype)
+
+
+def expert_layer(
+    x: Tensor,
+    topk_idx: Tensor,
+    topk_weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    first_expert: int,
+    num_rows: int,
+) -> Tensor:
+    """Weighted sum over the local experts of each row of x: y [rows, H] in x's dtype.
+
+    ``num_rows`` bounds the routes to these experts, at least 1; GEMM rows beyond the real ones are
+    neither computed nor read. gate, up and hidden are rounded to x's dtype between the GEMMs.
+    """
+    order, ends = sort_routes(topk_idx, first_expert, w13.shape[0])
+    x_rows = x[order[:num_rows] // topk_idx.shape[1]]
+    gate, up = torch._grouped_mm(x_rows, w13.transpose(1, 2), ends).chunk(2, dim=1)
     hidden = (torch.nn.functional.silu(gate.float()) * up.float()).to(x.dtype)
-    rows = torch._grouped_mm(hidden, w2.transpose(1, 2), ends)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=x.device)
-    # Rows behind the last expert's are not written by the GEMM and may hold anything.
-    picked = rows[torch.where(is_local, place, 0)].float() * topk_weights.reshape(-1, 1)
-    picked = torch.where(is_local[:, None], picked, 0.0)
-    return picked.view(-1, top_k, x.shape[1]).sum(dim=1).to(x.dtype)
-
-
-def compiled(function: Any, **options: Any) -> Any:
-    """``function`` under torch.compile; every new shape is compiled, none falls back to eager."""
-    import torch
-    from torch._dynamo import config
-
-    # Past this limit torch would run the function uncompiled, with a warning nobody reads.
-    config.recompile_limit = max(config.recompile_limit, 1024)
-    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, 4096)
-    return torch.compile(function, fullgraph=True, **options)
-
-
-@cache
-def compiler_problem() -> str | None:
-    """Why torch.compile cannot work for the GPU here, and what would help, or None."""
-    if find_spec("triton") is None:
-        return "torch.compile needs triton: pip install triton, or set compile: false"
-    if not any(shutil.which(name) for name in ("gcc", "cc", "clang")):
-        return "torch.compile needs a C compiler on the PATH (gcc or clang), or set compile: false"
-    return None
-
-
-def shape_problem(what: str, hidden: int, intermediate: int) -> str | None:
-    """Why torch's grouped GEMM does not take a shape, or None."""
-    if hidden % ROW_ELEMENTS == 0 and intermediate % ROW_ELEMENTS == 0:
-        return None
-    return (
-        f"{what}: torch._grouped_mm needs hidden and intermediate in multiples of {ROW_ELEMENTS}, "
-        f"found {hidden} and {intermediate}"
-    )
+    y_rows = torch._grouped_mm(hidden, w2.transpose(1, 2), ends)
+    return sum_slots(y_rows, inverse(order).view_as(topk_idx), ends[-1], topk_weights)

@@ -37,7 +37,7 @@ class PushOptions(TiledOptions):
 class CompiledOptions(TiledOptions):
     """Options of systems that are plain PyTorch on the cuda fabric."""
 
-    compile: bool = Field(True, description="torch.compile the expert MLPs (cuda)")
+    compile: bool = Field(True, description="torch.compile what it can (cuda)")
 
 
 class AlltoallOptions(CompiledOptions):
