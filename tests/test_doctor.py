@@ -322,7 +322,7 @@ def test_system_that_raises_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError("no such library")
 
     monkeypatch.setattr(doctor, "system_class", broken)
-    assert ask("mok", "cuda").reason == "could not be read: ImportError: no such library"
+    assert ask("mok", "host").reason == "could not be read: ImportError: no such library"
     assert systems.system_class("mok").name == "mok"
 
 
