@@ -56,6 +56,8 @@ def run_command(request: Request) -> int:
     import os
 
     launcher = Launcher.detect(os.environ)
+    if launcher and request.dry_run and launcher.rank != 0:
+        return DONE  # one list is enough
     if launcher is None or request.dry_run:
         return _run(request, None, None)
     return run_joined(launcher, lambda starter: _run(request, launcher, starter))
@@ -79,7 +81,7 @@ def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | N
         Console().print(plan_table(plan(suite, cells, _workspace_bytes), refusal))
         return DONE
     segments.remove_stale()
-    folder = _open_folder(request, suite)
+    folder = _open_folder(request, suite, launcher)
     token = segments.new_token()
 
     def make_pool(ranks: int) -> WorkerPool:
@@ -93,7 +95,7 @@ def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | N
         code = _measure(request, suite, cells, folder, sweep, launcher)
     finally:
         segments.remove(token)
-    _conclude(request, folder)
+    _conclude(request, folder, code)
     return code
 
 
@@ -126,7 +128,10 @@ def _measure(
         _say(f"error: {error}\nWhat was measured is stored. Go on: {again}")
         return FAILED
     wanted = {cell.id for cell in cells}
-    code = exit_code(suite, [r for r in folder.records() if r.id in wanted])
+    records = [r for r in folder.records() if r.id in wanted]
+    if all(record.status == "unsupported" for record in records):
+        _say(f"no row was measured: all {len(records)} are unsupported, for the reasons above")
+    code = exit_code(suite, records)
     folder.finish("done" if code == DONE else "failed")
     return code
 
@@ -138,12 +143,14 @@ def exit_code(suite: Suite, records: list[Record]) -> int:
     return FAILED if failed or missing else DONE
 
 
-def _conclude(request: Request, folder: RunFolder) -> None:
-    """The report, the charts and, last, the folder."""
+def _conclude(request: Request, folder: RunFolder, code: int) -> None:
+    """The report, the charts and, last, the folder; who interrupts wants neither of the two."""
     stored = RunFolder.open(folder.path)
-    if stored.records() and not request.quiet:
+    if code == INTERRUPTED:
+        _say(f"report so far: mokbench report {shlex.quote(str(folder.path))}")
+    elif stored.records() and not request.quiet:
         Console().print(report.table([stored]))
-    if stored.records() and request.charts:
+    if stored.records() and request.charts and code != INTERRUPTED:
         _draw([stored], folder.path / "charts")
     click.echo(str(folder.path))
 
@@ -187,12 +194,13 @@ def _load_suite(request: Request) -> Suite:
     return parse(meta.config_text, Path(str(meta.config.get("file", "config.yaml"))))
 
 
-def _open_folder(request: Request, suite: Suite) -> RunFolder:
+def _open_folder(request: Request, suite: Suite, launcher: Launcher | None) -> RunFolder:
     here = machine.describe()
     if request.resume is None:
         if request.rerun_failed:
             raise ConfigError(["--rerun-failed goes with --resume: it measures failed rows again"])
-        return RunFolder.create(request.out or _new_path(suite.name), _meta(request, suite, here))
+        meta = _meta(request, suite, here, launcher)
+        return RunFolder.create(request.out or _new_path(suite.name), meta)
     if request.out is not None:
         raise ConfigError(["--out and --resume both name the run folder: give one of them"])
     folder = RunFolder.resume(request.resume, here)
@@ -207,12 +215,15 @@ def _open_folder(request: Request, suite: Suite) -> RunFolder:
     return folder
 
 
-def _meta(request: Request, suite: Suite, here: machine.Machine) -> RunMeta:
+def _meta(
+    request: Request, suite: Suite, here: machine.Machine, launcher: Launcher | None
+) -> RunMeta:
     return RunMeta(
         name=suite.name,
         config_text=suite.text,
         config={"file": str(request.config)},
         command=["mokbench", *sys.argv[1:]],
+        launcher=launcher.told() if launcher else None,
         machine=here,
         versions=machine.versions(),
     )
@@ -270,7 +281,7 @@ def _workspace_bytes(cell: Cell) -> int:
 
 def _resume_line(folder: RunFolder, only: tuple[str, ...]) -> str:
     chosen = "".join(f" --only {shlex.quote(term)}" for term in only)
-    return f"mokbench run --resume {folder.path}{chosen}"
+    return f"mokbench run --resume {shlex.quote(str(folder.path))}{chosen}"
 
 
 def _say(text: str) -> None:

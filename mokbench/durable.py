@@ -104,6 +104,23 @@ class Lock:
             self._descriptor = -1
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether another process holds the folder's lock now; True where nobody can tell."""
+    try:
+        descriptor = os.open(folder / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 @contextlib.contextmanager
 def as_results_error(path: Path, doing: str, advice: str) -> Iterator[None]:
     """Turn an OSError inside into a ResultsError that names the file, the cause and the way out."""

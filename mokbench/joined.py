@@ -42,6 +42,10 @@ class Launcher:
         loopback = self.master_host in ("127.0.0.1", "localhost", "::1")
         return "127.0.0.1" if loopback else ""
 
+    def told(self) -> dict[str, Any]:
+        """What run.json keeps of it."""
+        return {"name": self.name, "ranks": self.ranks, "nodes": self.nodes}
+
     @classmethod
     def detect(cls, environment: Mapping[str, str]) -> "Launcher | None":
         """The launcher this process runs under, or None: then the command starts its own ranks."""

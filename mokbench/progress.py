@@ -12,6 +12,8 @@ from rich.progress import Progress as RichProgress
 
 from mokbench.record import Record
 
+_MIN_MEASURED = 4
+
 
 class Progress(Protocol):
     """Told about rows as they end and about phases as they begin."""
@@ -36,16 +38,24 @@ class Progress(Protocol):
 
 
 class Eta:
-    """Time left, from the rows done so far in this command."""
+    """Time left, from the measured rows of this command; refused ones take no time.
+
+    Nothing is said before ``_MIN_MEASURED`` rows: rows of a turn end together, and the first one
+    carries the start of the ranks.
+    """
 
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.total, self.done = total, 0
+        self._measured = 0
         self._clock, self._start = clock, clock()
 
-    def step(self) -> str:
+    def step(self, record: Record) -> str:
         """One more row is done: the time left as text, empty when nothing is known."""
         self.done += 1
-        left = (self._clock() - self._start) / self.done * (self.total - self.done)
+        self._measured += record.status != "unsupported"
+        if self._measured < _MIN_MEASURED:
+            return ""
+        left = (self._clock() - self._start) / self._measured * (self.total - self.done)
         return f"{left:.0f} s left" if left >= 1 else ""
 
 
@@ -54,17 +64,21 @@ class PlainProgress:
 
     def __init__(self, total: int) -> None:
         self._eta = Eta(total)
+        self._announced: set[str] = set()
 
     def say(self, text: str) -> None:
         """See Progress."""
         print(text, file=sys.stderr, flush=True)
 
     def phase(self, cell_id: str, phase: str) -> None:
-        """Not shown: a log wants results."""
+        """A row's first sample is announced: its turn may take long, and its rows end together."""
+        if phase == "measure" and cell_id not in self._announced:
+            self._announced.add(cell_id)
+            self.say(f"measuring {cell_id}")
 
     def row(self, record: Record) -> None:
         """See Progress."""
-        left = self._eta.step()
+        left = self._eta.step(record)
         count = f"[{self._eta.done}/{self._eta.total}]"
         self.say(f"{count} {describe(record)}" + (f"  ({left})" if left else ""))
 
@@ -101,7 +115,7 @@ class TerminalProgress:
 
     def row(self, record: Record) -> None:
         """See Progress."""
-        self._bar.update(self._task, advance=1, left=self._eta.step())
+        self._bar.update(self._task, advance=1, left=self._eta.step(record))
         if record.status == "failed":
             self._bar.console.print(describe(record), markup=False, highlight=False)
 

@@ -23,6 +23,7 @@ from mokbench.durable import (
     append_line,
     as_results_error,
     cut_torn_line,
+    is_locked,
     replace_file,
     whole_lines,
 )
@@ -108,8 +109,15 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Read a run, also while it is being written. Raises ResultsError when it is none."""
-        return cls(Path(path), read_meta(Path(path)))
+        """Read a run, also while it is being written. Raises ResultsError when it is none.
+
+        A run that says it is running, but that nobody writes, was killed: it reads as interrupted.
+        """
+        path = Path(path)
+        meta = read_meta(path)
+        if meta.status == "running" and not is_locked(path):
+            meta = meta.model_copy(update={"status": "interrupted"})
+        return cls(path, meta)
 
     @classmethod
     def resume(cls, path: str | Path, machine: Machine) -> Self:

@@ -24,6 +24,8 @@ class RunMeta(Figures):
     config_text: str = ""
     config: dict[str, Any] = Field(default_factory=dict)
     command: list[str] = Field(default_factory=list)
+    # What torchrun or srun told rank 0, whose command line this is; null without a launcher.
+    launcher: dict[str, Any] | None = None
     machine: Machine
     versions: dict[str, str] = Field(default_factory=dict)
     created: str = ""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_run import fake_machine, fake_meta, fake_record, fake_samples
 
-from mokbench.durable import append_line, cut_torn_line, replace_file, whole_lines
+from mokbench.durable import Lock, append_line, cut_torn_line, is_locked, replace_file, whole_lines
 from mokbench.errors import ResultsError
 from mokbench.results import RunFolder
 
@@ -160,3 +160,12 @@ def test_a_full_disk_loses_no_row_that_was_stored(tmp_path: Path, what: str) -> 
     again = RunFolder.resume(path, fake_machine())
     again.append(fake_record(id=f"row-{number}"), fake_samples(10.0, 8, 0))
     assert len(again.records()) == int(number) + 1
+
+
+def test_a_held_lock_is_seen_without_taking_it(tmp_path):
+    assert not is_locked(tmp_path)
+    lock = Lock(tmp_path)
+    assert is_locked(tmp_path)
+    assert is_locked(tmp_path), "looking does not take it"
+    lock.release()
+    assert not is_locked(tmp_path)

@@ -139,9 +139,11 @@ def test_ctrl_c_keeps_rows_and_resume_completes(tmp_path):
         wait_for_rows(out, 3, process)
         workers = worker_processes(process.pid)
         send(process, signal.SIGINT)
-        code, _, err = end(process)
+        code, printed, err = end(process)
     assert code == 130
+    assert printed == f"{out}\n", "who interrupts waits for no report"
     assert f"mokbench run --resume {out}" in err
+    assert f"mokbench report {out}" in err
     assert gone(workers)
     assert segments(process) == set()
     kept = statuses(out)
@@ -187,6 +189,7 @@ def test_a_killed_parent_leaves_no_process_no_segment_and_no_folder(tmp_path):
         assert gone(workers)
     assert segments(process) == set()
     assert list(scratch.glob("mokbench-*")) == []
+    assert RunFolder.open(out).meta.status == "interrupted"
     assert mokbench("run", "--resume", out, "--no-charts").returncode == 0
     assert len(statuses(out)) == NUM_CELLS
 

@@ -27,6 +27,8 @@ def test_torchrun_joins_and_writes_one_folder(tmp_path):
     assert len(statuses(out)) == NUM_CELLS
     assert set(statuses(out).values()) == {"ok"}
     assert done.stdout.splitlines()[-1] == str(out)
+    told = RunFolder.open(out).meta.launcher
+    assert told == {"name": "torchrun", "ranks": 2, "nodes": 1}
 
 
 def rank_workers(pid: int) -> list[psutil.Process]:
@@ -80,6 +82,14 @@ def test_srun_ranks_join(tmp_path, unused_port):
     assert outputs[1][0] == "", "only the leading rank prints"
 
 
+def test_a_plan_is_printed_by_one_rank(tmp_path, unused_port):
+    run = command("run", write_config(tmp_path), "--dry-run")
+    for rank, lines in ((0, True), (1, False)):
+        environment = srun_environment(rank, unused_port)
+        done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, bool(done.stdout)) == (0, lines), done.stderr
+
+
 def test_more_ranks_than_the_launcher_gave_are_unsupported(tmp_path):
     out = tmp_path / "run"
     run = torchrun("run", write_config(tmp_path, ranks=4), "--out", out, "--no-charts")
@@ -87,6 +97,7 @@ def test_more_ranks_than_the_launcher_gave_are_unsupported(tmp_path):
     assert done.returncode == 0, done.stderr
     records = RunFolder.open(out).records()
     assert {record.reason for record in records} == {"needs 4 ranks; the launcher started 2"}
+    assert "no row was measured: all 12 are unsupported" in done.stderr
 
 
 def test_a_leading_rank_that_dies_takes_its_agents_along(tmp_path, unused_port):
