@@ -196,19 +196,16 @@ class Sweep:
         return f" (if one pass takes longer than {bound_s:g} s, raise measure: wait_bound)"
 
     def _around(self, cell: Cell) -> Surroundings:
+        ranks, system = cell.workload.ranks, system_class(cell.system)
         min_step = self._min_steps.get(_min_step_key(cell))
         return Surroundings(
-            link="none" if cell.workload.ranks == 1 else self._link_of(cell),
-            oversubscribed=cell.workload.ranks > usable_cores(),
+            link="none" if ranks == 1 else system.host_link,
+            oversubscribed=ranks * system.num_threads(cell) > usable_cores(),
             timer_step_us=time.get_clock_info("perf_counter").resolution * 1e6,
             signals=self._signals,
             min_step=min_step if isinstance(min_step, Quantity) else None,
             min_step_note=min_step if isinstance(min_step, str) else None,
         )
-
-    def _link_of(self, cell: Cell) -> str:
-        """alltoall goes through gloo's sockets; the twin through shared memory."""
-        return "tcp" if system_class(cell.system).signal is None else self.link
 
     def _store(self, record: Record, samples: Any = None) -> None:
         """Store a row; raises MokbenchError where a resumed run would mix two routings."""
