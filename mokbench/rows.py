@@ -1,13 +1,13 @@
 """From what the ranks measured to the stored row: statistics, derived figures, notes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from mokbench import stats
+from mokbench import metrics, stats
 from mokbench.figures import Quantity, SignalPoint
 from mokbench.record import Record
 from mokbench.results import SAMPLE_TYPES
@@ -15,6 +15,7 @@ from mokbench.systems import System
 from mokbench.workload import Cell, Regime
 
 TWIN_NOTE = "host twin: a protocol check, no performance verdict"
+MEMORY_NOTE = "peak_memory_bytes: not known on the host fabric, see docs/metrics.md"
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,10 @@ def measured_record(
     step = stats.summarize(
         np.concatenate(slowest), np.repeat(np.arange(len(blocks)), [len(s) for s in slowest])
     )
-    notes, traffic = [TWIN_NOTE], None
+    notes = [TWIN_NOTE, MEMORY_NOTE]
     if around.min_step_note:
         notes.append(around.min_step_note)
-    if system.traffic is not None:
-        by_phase = facts["traffic"][system.traffic]
-        traffic = {f"{phase}_bytes": count for phase, count in by_phase.items()}
+    traffic = _traffic(cell, system, facts)
     scalars: dict[str, Any]
     detail, scalars = _signal_fields(system, cell.workload.ranks, around.signals)
     detail |= _phase_fields(cell, result, scalars)
@@ -83,7 +82,7 @@ def measured_record(
 
 def checked_fields(facts: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """What the oracle and the routing tell, also of a row that failed the oracle."""
-    names = ("rel_error", "nan_count", "bitwise_repeat", "t_first_us", "peak_memory_bytes")
+    names = ("rel_error", "nan_count", "bitwise_repeat", "t_first_us")
     fields = {name: result[name] for name in names if name in result}
     if result.get("problem"):
         fields.pop("t_first_us", None)
@@ -124,6 +123,17 @@ def _num_threads(quantity: str, ranks: int) -> int:
     if quantity in ("signal_hop_us", "local_hop_us"):
         return 2
     return ranks if quantity == "signal_entry_us" else 2 * ranks
+
+
+def _traffic(cell: Cell, system: type[System], facts: dict[str, Any]) -> dict[str, int] | None:
+    """Bytes by phase, or None for a system that moves nothing."""
+    if system.traffic is None:
+        return None
+    protocol = "per_rank" if system.traffic == "all" else system.traffic
+    found = metrics.Traffic(**facts["traffic"][protocol])
+    if system.traffic == "all":
+        found = metrics.traffic_to_all(found, cell.workload, facts["num_tokens"])
+    return {f"{phase}_bytes": count for phase, count in asdict(found).items()}
 
 
 def _bytes(traffic: dict[str, Any], kind: str) -> int:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mokbench import routing
+from mokbench.blame import collective_bound_s
 from mokbench.config import MeasureOptions, Suite
 from mokbench.errors import MokbenchError
 from mokbench.figures import Failure, Quantity, SignalPoint
@@ -132,7 +133,8 @@ class Sweep:
                 "elapsed_s": spent_s / len(cells),
             }
             if isinstance(outcome, Failure):
-                reason = f"rank {outcome.rank} {outcome.text}{self._hint(outcome)}"
+                who = "" if outcome.rank is None else f"rank {outcome.rank} "
+                reason = f"{who}{outcome.text}{self._hint(outcome)}"
                 self._store(
                     Record.from_cell(cell, status="failed", reason=reason, error=outcome, **context)
                 )
@@ -189,10 +191,13 @@ class Sweep:
             return
 
     def _hint(self, failure: Failure) -> str:
-        """What the user can do about waits that expired although every rank was alive."""
+        """What the user can do about a failure that may not be a rank's own."""
+        bound_s = self.suite.measure.wait_bound_s
+        if failure.kind == "hung" and failure.rank is None:
+            known_s = collective_bound_s(bound_s)
+            return f" (a measure: deadline well above {known_s:g} s lets those that wait tell)"
         if failure.kind not in ("fault", "late"):
             return ""
-        bound_s = self.suite.measure.wait_bound_s
         return f" (if one pass takes longer than {bound_s:g} s, raise measure: wait_bound)"
 
     def _around(self, cell: Cell) -> Surroundings:
@@ -239,7 +244,8 @@ def refusal(cell: Cell, max_ranks: int | None = None) -> str | None:
 def _stored(error: GroupError) -> Failure:
     """The record's form of a failed job."""
     failure = error.failure
-    return Failure(rank=failure.rank, kind=failure.kind, text=failure.text, fault=failure.fault)
+    rank = failure.rank if failure.certain else None
+    return Failure(rank=rank, kind=failure.kind, text=failure.text, fault=failure.fault)
 
 
 def _routing_key(record: Record) -> tuple[Any, ...]:
