@@ -1,17 +1,29 @@
 """Which rank is at fault when several report trouble: the one that explains the others."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank failed. ``kind``: died, error, fault (a wait expired), peer, hung."""
+    """How one rank failed. ``kind``: died, error, fault (a wait expired), peer, hung.
+
+    Not ``certain``: it is one of several that ``text`` names, and nobody knows which.
+    """
 
     rank: int
     kind: str
     text: str
     fault: dict[str, Any] | None = None
+    certain: bool = True
+
+
+def collective_bound_s(wait_bound_s: float) -> float:
+    """Seconds after which a rank gives up on a collective, and so tells that it was not the cause.
+
+    Far above what ranks of a healthy run are apart, of which the wait bound says little.
+    """
+    return max(10.0, 2 * wait_bound_s)
 
 
 def at_fault(failures: list[Failure]) -> Failure:
@@ -28,14 +40,26 @@ def at_fault(failures: list[Failure]) -> Failure:
     faults = [f for f in failures if f.kind == "fault" and f.fault]
     hung = [f for f in failures if f.kind == "hung"]
     if hung:
-        witness = next((f for f in faults if (f.fault or {})["late_rank"] == hung[0].rank), None)
-        seen = f"; {_witness(witness)}" if witness else ""
-        return Failure(
-            hung[0].rank, "hung", hung[0].text + seen, witness.fault if witness else None
-        )
+        return _silent(hung, faults)
     if faults:
         return _follow(faults[0], by_rank)
     return failures[0]
+
+
+def _silent(hung: list[Failure], faults: list[Failure]) -> Failure:
+    """The silent rank that another waited for; of several without a witness nobody is accused.
+
+    A silent rank may as well be a victim: in a collective it says nothing until its bound.
+    """
+    by_rank = {failure.rank: failure for failure in hung}
+    for witness in faults:
+        late = by_rank.get((witness.fault or {})["late_rank"])
+        if late is not None:
+            return replace(late, text=f"{late.text}; {_witness(witness)}", fault=witness.fault)
+    if len(hung) == 1:
+        return hung[0]
+    text = f"{hung[0].text}; which of them the others waited for is unknown"
+    return replace(hung[0], text=text, certain=False)
 
 
 def _follow(fault: Failure, by_rank: dict[int, Failure]) -> Failure:

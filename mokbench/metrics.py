@@ -5,7 +5,7 @@ Bytes are bytes, times are seconds, rates are per second. A figure that has no m
 routed, nothing crosses a link) is None, never 0.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -168,6 +168,16 @@ def traffic(
         combine_useful=rows["per_rank"] * combine_row,
         combine_wire=rows[combine_protocol or protocol] * combine_row,
     )
+
+
+def traffic_to_all(per_rank: Traffic, workload: "Workload", num_tokens: int) -> Traffic:
+    """Bytes of a system that sends everything everywhere: ``num_tokens`` are those of all ranks.
+
+    Each token goes to every other rank, and a sum comes back from each; useful is unchanged.
+    """
+    row_bytes = WireFormat(workload.dtype.num_bytes).row_bytes(workload.model.hidden)
+    wire = num_tokens * (workload.ranks - 1) * row_bytes
+    return replace(per_rank, dispatch_wire=wire, combine_wire=wire)
 
 
 def _crossing(matrix: NDArray[np.int64]) -> int:

@@ -1,7 +1,7 @@
 """From what the ranks measured to the stored row: statistics, derived figures, notes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from mokbench.workload import Cell, Regime
 
 SHARED_GPU_NOTE = "ranks share one GPU; ratios do not predict NVLink"
 TWIN_NOTE = "host twin: a protocol check, no performance verdict"
+MEMORY_NOTE = "peak_memory_bytes: not known on the host fabric, see docs/metrics.md"
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,9 @@ def measured_record(
     """The ok row of ``cell`` and its raw samples; ``context`` goes into the row as it is."""
     blocks: list[np.ndarray] = result["blocks"]
     step = _step_time(blocks)
-    notes, traffic = _fabric_notes(cell, around.link), None
+    notes, traffic = _fabric_notes(cell, around.link), _traffic(cell, system, facts)
     if around.min_step_note:
         notes.append(around.min_step_note)
-    if system.traffic is not None:
-        by_phase = facts["traffic"][system.traffic]
-        traffic = {f"{phase}_bytes": count for phase, count in by_phase.items()}
     detail, scalars = _signal_fields(system, cell.workload.ranks, around.signals)
     detail |= _phase_fields(cell, result, scalars)
     if around.min_step is not None:
@@ -92,7 +90,7 @@ def _step_time(blocks: Sequence[np.ndarray]) -> StepTime:
 
 def _fabric_notes(cell: Cell, link: str) -> list[str]:
     if cell.fabric == "host":
-        return [TWIN_NOTE]
+        return [TWIN_NOTE, MEMORY_NOTE]
     return [SHARED_GPU_NOTE] if link == "hbm" else []
 
 
@@ -141,7 +139,7 @@ def _gpu_fields(
 
 def checked_fields(facts: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """What the oracle and the routing tell, also of a row that failed the oracle."""
-    names = ("rel_error", "nan_count", "bitwise_repeat", "t_first_us", "peak_memory_bytes")
+    names = ("rel_error", "nan_count", "bitwise_repeat", "t_first_us")
     fields = {name: result[name] for name in names if name in result}
     if result.get("problem"):
         fields.pop("t_first_us", None)
@@ -182,6 +180,17 @@ def _num_threads(quantity: str, ranks: int) -> int:
     if quantity in ("signal_hop_us", "local_hop_us"):
         return 2
     return ranks if quantity == "signal_entry_us" else 2 * ranks
+
+
+def _traffic(cell: Cell, system: type[System], facts: dict[str, Any]) -> dict[str, int] | None:
+    """Bytes by phase, or None for a system that moves nothing."""
+    if system.traffic is None:
+        return None
+    protocol = "per_rank" if system.traffic == "all" else system.traffic
+    found = metrics.Traffic(**facts["traffic"][protocol])
+    if system.traffic == "all":
+        found = metrics.traffic_to_all(found, cell.workload, facts["num_tokens"])
+    return {f"{phase}_bytes": count for phase, count in asdict(found).items()}
 
 
 def _bytes(traffic: dict[str, Any], kind: str) -> int:

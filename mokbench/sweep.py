@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mokbench import min_step, rates, routing
+from mokbench.blame import collective_bound_s
 from mokbench.config import MeasureOptions, Suite
 from mokbench.errors import MokbenchError
 from mokbench.figures import Failure, Quantity, SignalPoint
@@ -155,7 +156,8 @@ class Sweep:
                 "elapsed_s": spent_s / len(cells),
             }
             if isinstance(outcome, Failure):
-                reason = f"rank {outcome.rank} {outcome.text}{self._hint(outcome)}"
+                who = "" if outcome.rank is None else f"rank {outcome.rank} "
+                reason = f"{who}{outcome.text}{self._hint(outcome)}"
                 self._store(
                     Record.from_cell(cell, status="failed", reason=reason, error=outcome, **context)
                 )
@@ -220,29 +222,29 @@ class Sweep:
             return
 
     def _hint(self, failure: Failure) -> str:
-        """What the user can do about waits that expired although every rank was alive."""
+        """What the user can do about a failure that may not be a rank's own."""
+        bound_s = self.suite.measure.wait_bound_s
+        if failure.kind == "hung" and failure.rank is None:
+            known_s = collective_bound_s(bound_s)
+            return f" (a measure: deadline well above {known_s:g} s lets those that wait tell)"
         if failure.kind not in ("fault", "late"):
             return ""
-        bound_s = self.suite.measure.wait_bound_s
         return f" (if one pass takes longer than {bound_s:g} s, raise measure: wait_bound)"
 
     def _around(self, cell: Cell) -> Surroundings:
+        ranks, system = cell.workload.ranks, system_class(cell.system, cell.fabric)
         found = self._min_steps.get(min_step.key(cell))
+        on_host = self.fabric == "host"
+        link = system.host_link if on_host else self.link(ranks)
         return Surroundings(
-            link="none" if cell.workload.ranks == 1 else self._link_of(cell),
-            oversubscribed=self.fabric == "host" and cell.workload.ranks > usable_cores(),
+            link="none" if ranks == 1 else link,
+            oversubscribed=on_host and ranks * system.num_threads(cell) > usable_cores(),
             timer_step_us=time.get_clock_info("perf_counter").resolution * 1e6,
             signals=self._signals,
             rates=self._rates.get(cell.workload.ranks),
             min_step=found if isinstance(found, Quantity) else None,
             min_step_note=found if isinstance(found, str) else None,
         )
-
-    def _link_of(self, cell: Cell) -> str:
-        """On the host alltoall goes through gloo's sockets, the twin through shared memory."""
-        if self.fabric == "host" and system_class(cell.system).signal is None:
-            return "tcp"
-        return self.link(cell.workload.ranks)
 
     def _store(self, record: Record, samples: Any = None) -> None:
         """Store a row; raises MokbenchError where a resumed run would mix two routings."""
@@ -282,7 +284,8 @@ def _why_not(outcome: dict[str, Any]) -> str | None:
 def _stored(error: GroupError) -> Failure:
     """The record's form of a failed job."""
     failure = error.failure
-    return Failure(rank=failure.rank, kind=failure.kind, text=failure.text, fault=failure.fault)
+    rank = failure.rank if failure.certain else None
+    return Failure(rank=rank, kind=failure.kind, text=failure.text, fault=failure.fault)
 
 
 def _routing_key(record: Record) -> tuple[Any, ...]:

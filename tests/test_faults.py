@@ -104,6 +104,40 @@ def test_a_raising_rank_fails_its_rows_only(tmp_path):
     assert sorted(statuses(out).values()) == ["failed", "ok", "ok"]
 
 
+SILENT = """
+import sys, time
+if "mokbench.worker" in sys.orig_argv:
+    from mokbench.layer import Layer
+    build = Layer.build
+    def slow(workload, rank):
+        if rank == 1:
+            time.sleep(1000)
+        return build(workload, rank)
+    Layer.build = slow
+"""
+
+
+@pytest.mark.parametrize("deadline, rank", [("4s", None), ("16s", 1)])
+def test_a_rank_silent_before_a_collective_is_named_only_if_known(tmp_path, deadline, rank):
+    # Rank 0 gives up on the collective after 10 s; before that both ranks are silent alike.
+    out = tmp_path / "run"
+    config = write_config(tmp_path)
+    text = config.read_text(encoding="utf-8").replace("deadline: 20s", f"deadline: {deadline}")
+    config.write_text(text, encoding="utf-8")
+    keep = ("--only", "id=tiny.push.*.t4.balanced.*")
+    environment = inject(tmp_path, SILENT)
+    done = mokbench("run", config, "--out", out, "--no-charts", *keep, env=environment)
+    assert done.returncode == 3, done.stderr
+    (failed,) = failed_records(out)
+    assert (failed.error.rank, failed.error.kind) == (rank, "hung")
+    if rank is None:
+        assert "silent ranks: 0, 1" in failed.reason
+        assert "unknown" in failed.reason
+        assert "deadline well above 10 s" in failed.reason
+    else:
+        assert failed.reason.startswith("rank 1 hung")
+
+
 WRONG = """
 import sys
 if "mokbench.worker" in sys.orig_argv:

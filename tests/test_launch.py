@@ -32,6 +32,21 @@ def test_a_silent_rank_is_at_fault_and_its_witness_is_kept():
     assert found.fault == {"rank": 0, "late_rank": 3}
 
 
+def test_of_several_silent_ranks_the_one_that_another_waited_for_is_at_fault():
+    hung = [Failure(rank, "hung", "hung: no answer (silent ranks: 0, 2)") for rank in (0, 2)]
+    found = at_fault([fault(1, 2), *hung])
+    assert (found.rank, found.kind, found.certain) == (2, "hung", True)
+    assert "rank 1 waited in vain" in found.text
+
+
+def test_of_several_silent_ranks_without_a_witness_nobody_is_accused():
+    hung = [Failure(rank, "hung", "hung: no answer (silent ranks: 0, 1)") for rank in (0, 1)]
+    found = at_fault(hung)
+    assert not found.certain
+    assert "silent ranks: 0, 1" in found.text
+    assert "which of them the others waited for is unknown" in found.text
+
+
 def test_expired_waits_are_followed_to_the_rank_nobody_explains():
     # 0 waits for 1, 1 waits for 2, and 2 itself has no complaint: it finished, too late.
     found = at_fault([fault(0, 1), fault(1, 2)])

@@ -194,3 +194,13 @@ def test_utilization_by_hand() -> None:
 @pytest.mark.parametrize("ranks, link", [(8, "hbm"), (8, "none"), (1, "nvlink")])
 def test_utilization_is_none_where_there_is_no_link(ranks: int, link: str) -> None:
     assert metrics.utilization(80e9, 0.1, 400e9, ranks, link) is None
+
+
+def test_a_system_that_sends_everything_everywhere_by_hand() -> None:
+    # 5 tokens of 8 * 2 bytes, each to the one other rank, and a sum back.
+    useful = metrics.traffic(TINY, workload(), "per_rank")
+    found = metrics.traffic_to_all(useful, workload(), num_tokens=5)
+    assert (found.dispatch_wire, found.combine_wire) == (80, 80)
+    assert found.useful_bytes == useful.useful_bytes == 2 * 3 * 16
+    alone = metrics.traffic_to_all(useful, workload(ranks=1), num_tokens=5)
+    assert alone.wire_bytes == 0

@@ -1,9 +1,12 @@
-"""Every host system against the FP32 oracle, on real ranks, over the awkward workloads."""
+"""Every system of the table against the FP32 oracle, on real ranks, over the awkward workloads."""
+
+from collections import Counter
 
 import pytest
 from runs import mokbench
 
 from mokbench.results import RunFolder
+from mokbench.systems import SYSTEM_OPTIONS, system_class
 
 CONFIG = """\
 name: matrix
@@ -36,37 +39,48 @@ def run_matrix(tmp_path, **values):
     return RunFolder.open(out).records()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks, experts, top_k", [(2, 6, 3), (3, 9, 1), (4, 16, 8)])
-def test_exchanging_systems_match_the_oracle(tmp_path, ranks, experts, top_k):
-    systems = "[mok, {mok: {ring_tiles: 1, hidden_ring_tiles: 1, block_m: 3}}, push, alltoall]"
-    records = run_matrix(
-        tmp_path, ranks=ranks, experts=experts, top_k=top_k, systems=systems, routing=AWKWARD
-    )
+# What may refuse every cell of the matrix: a system that is not here has to run.
+NOT_ON_HOST = {"deepep"}
+NOT_ON_SEVERAL_RANKS = NOT_ON_HOST | {"local"}
+# Variants that are awkward in themselves: the smallest rings, tiles that divide nothing.
+VARIANTS = ["{mok: {ring_tiles: 1, hidden_ring_tiles: 1, block_m: 3}}"]
+ALL_SYSTEMS = f"[{', '.join([*SYSTEM_OPTIONS, *VARIANTS])}]"
+
+
+def assert_right(records, may_refuse):
+    """Every system ran some cells, and all that ran is right; refused cells say why."""
     able = [record for record in records if record.status == "ok"]
-    assert len(able) >= 4 * 2 * 2 * 5
+    assert {record.system for record in able} == set(SYSTEM_OPTIONS) - may_refuse
     for record in able:
         assert record.rel_error <= TOLERANCE[record.dtype], record.id
         assert record.nan_count == 0
-        assert record.bitwise_repeat is True
+        assert record.bitwise_repeat is True or not system_class(record.system).deterministic
     refused = [record for record in records if record.status != "ok"]
-    assert all("hot_" in record.routing and record.reason for record in refused)
+    assert {record.status for record in refused} <= {"unsupported"}
+    assert all(record.reason for record in refused)
+    return able, refused
 
 
 @pytest.mark.slow
-def test_all_systems_on_one_rank(tmp_path):
+@pytest.mark.parametrize("ranks, experts, top_k", [(2, 6, 3), (3, 9, 1), (4, 16, 8)])
+def test_every_system_matches_the_oracle_on_several_ranks(tmp_path, ranks, experts, top_k):
     records = run_matrix(
-        tmp_path,
-        ranks=1,
-        experts=4,
-        top_k=2,
-        systems="[local, mok, push, alltoall]",
-        routing="[balanced]",
+        tmp_path, ranks=ranks, experts=experts, top_k=top_k, systems=ALL_SYSTEMS, routing=AWKWARD
     )
-    assert {record.system for record in records} == {"local", "mok", "push", "alltoall"}
-    for record in records:
-        assert record.status == "ok", record.reason
-        assert record.rel_error <= TOLERANCE[record.dtype]
+    able, refused = assert_right(records, NOT_ON_SEVERAL_RANKS)
+    cells_of_each = Counter((record.system, record.variant) for record in able)
+    assert min(cells_of_each.values()) >= 2 * 2 * 5
+    for record in refused:
+        assert record.system in NOT_ON_SEVERAL_RANKS or "hot_" in record.routing
+
+
+@pytest.mark.slow
+def test_every_system_on_one_rank(tmp_path):
+    records = run_matrix(
+        tmp_path, ranks=1, experts=4, top_k=2, systems=ALL_SYSTEMS, routing="[balanced]"
+    )
+    able, _ = assert_right(records, NOT_ON_HOST)
+    for record in able:
         assert record.wire_bytes == 0
         assert record.link == "none"
 

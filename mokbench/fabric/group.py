@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mokbench.blame import collective_bound_s
 from mokbench.errors import MokbenchError
 
 
@@ -36,8 +37,7 @@ class RankGroup:
 
     def __init__(self, rank: int, ranks: int, store: dist.Store, wait_bound_s: float) -> None:
         self.rank, self.ranks, self.wait_bound_s = rank, ranks, wait_bound_s
-        # Collectives of a healthy run end well within this; a peer that sleeps must not hold us.
-        timeout = timedelta(seconds=max(10.0, 2 * wait_bound_s))
+        timeout = timedelta(seconds=collective_bound_s(wait_bound_s))
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
 
     @property

@@ -8,7 +8,8 @@ from mokbench.record import Record
 from mokbench.report.rows import Row, Rows
 from mokbench.stats import Ratio, paired_ratio, separate_ratio
 
-# On the host fabric only these two run the same threads and matmul, so only they compare.
+# On the host fabric only these two share both the matmul and the way to a peer's memory. Their
+# threads differ (mok's roles run at once, push has one), so their rows may be oversubscribed apart.
 HOST_SYSTEMS = ("mok", "push")
 
 

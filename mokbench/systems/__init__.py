@@ -61,18 +61,28 @@ class System(Protocol):
     """One system under test on one rank; constructed, prepared, run many times, closed.
 
     ``deterministic`` systems must give the same bits twice. ``traffic`` says how often a token
-    crosses the link: "per_route" once per (token, expert), "per_rank" once per (token, rank),
-    None never. ``signal`` is the protocol whose signaling figures its rows carry.
+    crosses the link: "per_route" once per (token, expert), "per_rank" once per (token, rank) that
+    it has an expert on, "all" once per other rank, wanted there or not, None never. ``signal`` is
+    the protocol whose signaling figures its rows carry. ``host_link`` is what it moves tokens over
+    on the host fabric: "shm" (peers' memory), "tcp" (the ranks' gloo group) or "none".
     """
 
     name: ClassVar[str]
     deterministic: ClassVar[bool]
     traffic: ClassVar[str | None]
     signal: ClassVar[str | None]
+    host_link: ClassVar[str]
 
     @staticmethod
     def supports(cell: Cell) -> str | None:
         """Why this cell cannot run here and what would help, or None. Cheap, no torch."""
+
+    @staticmethod
+    def num_threads(cell: Cell) -> int:
+        """Threads of one rank that compute, copy or spin in a wait at once during a pass.
+
+        More of them in all ranks than cores, and the row is marked as oversubscribed.
+        """
 
     @staticmethod
     def workspace_bytes(cell: Cell) -> int:

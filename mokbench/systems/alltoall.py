@@ -21,11 +21,17 @@ class Alltoall:
     deterministic: ClassVar[bool] = True
     traffic: ClassVar[str | None] = "per_rank"
     signal: ClassVar[str | None] = None
+    host_link: ClassVar[str] = "tcp"
 
     @staticmethod
     def supports(cell: Cell) -> str | None:
         """Any host cell."""
         return host_only(cell, "alltoall")
+
+    @staticmethod
+    def num_threads(cell: Cell) -> int:
+        """The caller; it sleeps while gloo's threads move rows."""
+        return 1
 
     @staticmethod
     def workspace_bytes(cell: Cell) -> int:

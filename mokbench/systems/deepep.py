@@ -22,6 +22,7 @@ class Deepep:
     deterministic: ClassVar[bool] = False
     traffic: ClassVar[str | None] = "per_rank"
     signal: ClassVar[str | None] = None
+    host_link: ClassVar[str] = "none"
 
     @staticmethod
     def supports(cell: Cell) -> str | None:
@@ -29,6 +30,11 @@ class Deepep:
         if cell.fabric == "host":
             return _NEEDS_GPU
         return "mokbench has no cuda fabric yet, which its DeepEP adapter needs"
+
+    @staticmethod
+    def num_threads(cell: Cell) -> int:
+        """The caller, which launches kernels."""
+        return 1
 
     @staticmethod
     def workspace_bytes(cell: Cell) -> int:

@@ -1,7 +1,8 @@
 """The one matmul of all host systems: SwiGLU experts, a tile of rows at a time, through torch.
 
-mok, push, alltoall and local call the same two functions with the same tile height, so on the host
-fabric they differ in communication only.
+mok, push, alltoall and local call the same two functions with the same tile height, so their matmul
+is the same. They differ in communication and in threads: mok runs its two GEMMs at the same time,
+in a thread each, the others one after the other in the caller's.
 """
 
 import torch

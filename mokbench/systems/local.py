@@ -17,6 +17,7 @@ class Local:
     deterministic: ClassVar[bool] = True
     traffic: ClassVar[str | None] = None
     signal: ClassVar[str | None] = None
+    host_link: ClassVar[str] = "none"
 
     @staticmethod
     def supports(cell: Cell) -> str | None:
@@ -24,6 +25,11 @@ class Local:
         if cell.workload.ranks != 1:
             return f"local has no exchange and runs with ranks: 1 only, not {cell.workload.ranks}"
         return host_only(cell, "local")
+
+    @staticmethod
+    def num_threads(cell: Cell) -> int:
+        """The caller."""
+        return 1
 
     @staticmethod
     def workspace_bytes(cell: Cell) -> int:

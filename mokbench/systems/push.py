@@ -7,35 +7,35 @@ who moves tokens when. On the host fabric this is the twin of kernels/protocol.h
 from typing import TYPE_CHECKING, ClassVar
 
 from mokbench import twin
-from mokbench.systems import Setup, expect_options, options_of, twin_only
-from mokbench.systems.mok import twin_config
+from mokbench.systems import Setup, expect_options, options_of
 from mokbench.systems.options import PushOptions
+from mokbench.systems.twin_system import TwinSystem, twin_config
 from mokbench.workload import Cell, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mokbench._twin import PushRank, SharedMemory, TwinConfig
+    from mokbench._twin import TwinConfig
 
 
-class Push:
+class Push(TwinSystem["twin.PushRank"]):
     """The push protocol on the host twin."""
 
     name: ClassVar[str] = "push"
-    deterministic: ClassVar[bool] = True
     traffic: ClassVar[str | None] = "per_rank"
     signal: ClassVar[str | None] = "push"
 
-    def __init__(self) -> None:
-        self._rank: PushRank | None = None
-        self._memory: SharedMemory | None = None
-
-    @staticmethod
-    def supports(cell: Cell) -> str | None:
+    @classmethod
+    def supports(cls, cell: Cell) -> str | None:
         """Any host cell whose ranks share one host."""
         if expect_options(options_of(cell), PushOptions).num_sms != "auto":
             return "num_sms limits GPU kernels; the host fabric has none: leave it out"
-        return twin_only(cell, "push")
+        return super().supports(cell)
+
+    @staticmethod
+    def num_threads(cell: Cell) -> int:
+        """The caller does everything, phase after phase."""
+        return 1
 
     @staticmethod
     def workspace_bytes(cell: Cell) -> int:
@@ -49,44 +49,12 @@ class Push:
 
     def prepare(self, setup: Setup) -> None:
         """Segment and row buffers."""
-        import torch
-
-        from mokbench.systems.expert_mlp import ExpertMlp
-
         block_m = expect_options(setup.options, PushOptions).block_m
-        model, dtype = setup.workload.model, setup.w13.dtype
         config = _config(setup.workload, block_m, setup.max_tokens)
         capacity = twin.PushRank.capacity_rows(config)
-        x_rows = torch.empty(capacity, model.hidden, dtype=dtype)
-        y_rows = torch.empty(capacity, model.hidden, dtype=dtype)
-        hidden_tile = torch.empty(block_m, model.intermediate, dtype=dtype)
-        mlp = ExpertMlp(setup.w13, setup.w2, block_m)
-
-        def gemm1(expert: int, x_row: int, hidden_row: int, rows: int) -> None:
-            mlp.gemm1(
-                expert, x_rows[x_row : x_row + rows], hidden_tile[hidden_row : hidden_row + rows]
-            )
-
-        def gemm2(expert: int, hidden_row: int, y_row: int, rows: int) -> None:
-            mlp.gemm2(
-                expert, hidden_tile[hidden_row : hidden_row + rows], y_rows[y_row : y_row + rows]
-            )
-
-        self._memory = setup.fabric.allocate("push", config)
-        self._rank = twin.PushRank(
-            self._memory,
-            config,
-            setup.rank,
-            gemm1,
-            gemm2,
-            x_rows,
-            hidden_tile,
-            y_rows,
-            wait_bound_s=setup.fabric.wait_bound_s,
+        self._start(
+            setup, config, twin.PushRank, x_rows=capacity, hidden_rows=block_m, y_rows=capacity
         )
-        # Construction sets the rank's own counters, which a peer's first pass raises.
-        setup.fabric.barrier()
-        self._y = torch.empty(setup.max_tokens, model.hidden, dtype=dtype)
 
     def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
         """See System.run; raises the twin's Fault when a wait expires."""
@@ -96,30 +64,18 @@ class Push:
 
     def dispatch(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> None:
         """Push rows, counts and flags; returns when every peer's rows are here."""
-        assert self._rank is not None, "prepare() comes first"
         self._num_tokens = x.shape[0]
-        self._rank.dispatch(x, topk_idx, topk_weights)
+        self.rank.dispatch(x, topk_idx, topk_weights)
 
     def compute(self) -> None:
         """Expert-sort the received rows and run the GEMMs."""
-        assert self._rank is not None, "prepare() comes first"
-        self._rank.compute()
+        self.rank.compute()
 
     def combine(self) -> "Tensor":
         """Push partial sums back and add what the peers pushed."""
-        assert self._rank is not None, "prepare() comes first"
         y = self._y[: self._num_tokens]
-        self._rank.combine(y)
+        self.rank.combine(y)
         return y
-
-    def close(self) -> None:
-        """Stop the rank, then unmap."""
-        if self._rank is not None:
-            self._rank.close()
-            self._rank = None
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
 
 
 def _config(work: Workload, block_m: int, max_tokens: int) -> "TwinConfig":
