@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_CELLS = 100_000
 MAX_ID_CHARS = 200
+_MAX_COMBINATIONS = 1000
 
 DEFAULTS: dict[str, Any] = {
     "dtype": Dtype.BF16,
@@ -75,6 +76,32 @@ class _Row:
         return getattr(self, key) if hasattr(self, key) else getattr(self.workload, key)
 
 
+class _Excludes:
+    """The entries of exclude, looked up by value: thousands of them meet thousands of rows.
+
+    Entries with the same keys share a table of every combination of their values; an entry of too
+    many combinations for that is compared key by key.
+    """
+
+    def __init__(self, matches: tuple[Match, ...]) -> None:
+        self._tables: dict[tuple[str, ...], dict[tuple[Any, ...], list[int]]] = {}
+        self._wide: list[tuple[int, list[tuple[str, frozenset[Any]]]]] = []
+        for i, match in enumerate(matches):
+            if math.prod(len(values) for _, values in match) > _MAX_COMBINATIONS:
+                self._wide.append((i, [(key, frozenset(values)) for key, values in match]))
+                continue
+            table = self._tables.setdefault(tuple(key for key, _ in match), {})
+            for combination in itertools.product(*(dict.fromkeys(values) for _, values in match)):
+                table.setdefault(combination, []).append(i)
+
+    def matching(self, row: _Row) -> list[int]:
+        """Positions of the entries that leave ``row`` out."""
+        found = [i for i, match in self._wide if all(row.value(k) in v for k, v in match)]
+        for keys, table in self._tables.items():
+            found += table.get(tuple(map(row.value, keys)), ())
+        return found
+
+
 def expand(suite: "Suite", fabric: str = "host") -> list[Cell]:
     """Cells in the order they should run; cells of one workload stand together.
 
@@ -90,9 +117,10 @@ def expansion(suite: "Suite", fabric: str = "host") -> Expansion:
     """Expand and tell which entries of exclude and include had no effect."""
     result = Expansion()
     hits = [0] * len(suite.exclude)
+    excludes = _Excludes(suite.exclude)
     rows: dict[_Row, None] = {}
     for row in _rows(suite, suite.tracks):
-        matching = [i for i, match in enumerate(suite.exclude) if _matches(row, match)]
+        matching = excludes.matching(row)
         for i in matching:
             hits[i] += 1
         if not matching:
@@ -145,10 +173,6 @@ def _rows(suite: "Suite", tracks: Iterable[Track], systems: tuple[str, ...] = ()
         workload = Workload(**point)
         for run in runs:
             yield _Row(workload, *run)
-
-
-def _matches(row: _Row, match: Match) -> bool:
-    return all(row.value(key) in values for key, values in match)
 
 
 def _ordered(suite: "Suite", rows: list[_Row]) -> list[_Row]:

@@ -63,7 +63,7 @@ def _check_zip(document: Document, problems: Problems) -> None:
     for i, group in enumerate(document.sweep.zip):
         loc: Loc = ("sweep", "zip", i)
         sizes = {axis: len(getattr(group, axis)) for axis in AXES if getattr(group, axis)}
-        if problems.source.damaged(*problems.source.find(loc)[0].loc):
+        if _is_damaged(problems, loc):
             continue
         if len(set(sizes.values())) > 1:
             found = ", ".join(f"{axis} has {size}" for axis, size in sizes.items())
@@ -87,9 +87,16 @@ def _check_lists(document: Document, problems: Problems) -> None:
         ]
     for loc, values in lists:
         for i, first in _repeated(values):
+            if _is_damaged(problems, (*loc, i)) or _is_damaged(problems, (*loc, first)):
+                continue
             place = problems.source.find((*loc, first))[0].place
             shown = problems.source.find((*loc, i))[0].shown()
             problems.add((*loc, i), f"{shown} is listed twice, first at {place}")
+
+
+def _is_damaged(problems: Problems, loc: Loc) -> bool:
+    """Whether something was taken out of a value: what is left of it says nothing."""
+    return problems.source.damaged(*problems.source.find(loc)[0].loc)
 
 
 def _repeated(values: Iterable[Any]) -> Iterator[tuple[int, int]]:
@@ -104,6 +111,8 @@ def _check_systems(document: Document, suite: "Suite", problems: Problems) -> No
     listed = [(i, e.name, options) for i, e in enumerate(suite.systems) for options in e.variants]
     for j, first in _repeated((name, options) for _, name, options in listed):
         i, name, options = listed[j]
+        if any(_is_damaged(problems, ("systems", k)) for k in (i, listed[first][0])):
+            continue
         variant = ", ".join(f"{key}={value}" for key, value in options) or "the default options"
         place = problems.source.find(("systems", listed[first][0]))[0].place
         problems.add(("systems", i), f"{name} with {variant} is listed twice, first at {place}")

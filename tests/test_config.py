@@ -105,6 +105,8 @@ def test_short_deadline_shortens_the_other_times() -> None:
         (changed("[mok, push]", "{mok: {}, push: {}}"), "found mok, push; allowed: one system a l"),
         (changed("[mok, push]", "{mok: {block_m: 0}}"), "block_m: found 0; allowed: at least 1"),
         (changed("[mok, push]", "{mok: {blok: 1}}"), ":4:17: systems.mok.blok: unknown key; did y"),
+        (changed("[mok, push]", "[mok, {mok: {blok: 1}}]"), "systems[1].mok.blok: unknown key"),
+        (GOOD + "routing: [{zipf: 1, x: 2}, {zipf: 1}]", "routing[0].x: unknown key"),
         (changed("[mok, push]", "{mok: {block_m: true}}"), "found true; allowed: a whole number"),
         (changed("[16, 128]", "0"), ":6:20: sweep.tokens_per_rank: found 0 everywhere; allowed: a"),
         (changed("[16, 128]", "[16, -1]"), ":6:25: sweep.tokens_per_rank[1]: found -1; allowed: a"),

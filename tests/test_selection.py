@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from mokbench.errors import ConfigError
@@ -21,12 +23,20 @@ def test_keys_are_anded_and_values_of_one_key_ored():
     assert select(CELLS, ("id=*t16*",)) == CELLS[::2]
 
 
+def test_values_of_a_key_may_be_listed_with_commas():
+    assert select(CELLS, ("system=mok,push", "tokens_per_rank=16")) == CELLS[::2]
+    tuned = dataclasses.replace(CELLS[0], options=(("block_m", 32), ("ring_tiles", 2)))
+    other = dataclasses.replace(CELLS[0], options=(("block_m", 32),))
+    assert select([tuned, other], ("variant=block_m=32,ring_tiles=2",)) == [tuned]
+
+
 @pytest.mark.parametrize(
     "term, message",
     [
         ("system", "write KEY=VALUE"),
         ("sistem=mok", "KEY one of id, system"),
         ("system=moc", "no such cell; there is mok, push"),
+        ("system=mok,psh", "--only system=psh: no such cell; there is mok, push"),
     ],
 )
 def test_bad_terms_say_what_there_is(term, message):
