@@ -8,7 +8,6 @@ import torch
 from mokbench.fabric.group import RankGroup
 from mokbench.fabric.host import HostFabric
 from mokbench.measure.link_counters import LinkCounters
-from mokbench.measure.memory import PeakMemory
 from mokbench.measure.nvml_gpu import NvmlGpu
 from mokbench.measure.physical import PhysicalBytes, gpu_uuid, physical_bytes
 from mokbench.measure.timing import HostTimer, Step, Timer
@@ -68,6 +67,11 @@ class Bench(Protocol):
         """Wait until all that this rank queued has run."""
 
 
+class _UnknownPeak:
+    def rise_bytes(self) -> None:
+        return None
+
+
 class HostBench:
     """The host fabric: CPU tensors, the monotonic clock, no peak to hold anything against."""
 
@@ -79,8 +83,8 @@ class HostBench:
         self.sharing = Sharing()
 
     def peak_memory(self) -> Peak:
-        """See Bench."""
-        return PeakMemory()
+        """Not known: a worker's heap keeps what earlier rows made it take, see docs/metrics.md."""
+        return _UnknownPeak()
 
     def reference(self, dtype: torch.dtype) -> None:
         """The twin is a protocol check: no row is held against a peak."""

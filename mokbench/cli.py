@@ -4,6 +4,7 @@ import contextlib
 import json
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -28,6 +29,8 @@ def main() -> None:
     mokbench run configs/quickstart.yaml      measure, needs no GPU
     mokbench report results/runs/...          table and charts of a run
     """
+    # A warning is meant for the user, who has no use for the line of ours that raised it.
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
 
 
 @main.command()

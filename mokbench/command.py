@@ -1,5 +1,6 @@
 """What the run and report commands do, step by step."""
 
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -14,21 +15,19 @@ from rich.console import Console
 from mokbench import machine, report, trace
 from mokbench.cells import expand
 from mokbench.config import Suite, load, parse
+from mokbench.dry_run import print_plan
 from mokbench.errors import ConfigError, MokbenchError, ResultsError
 from mokbench.fabric import segments
 from mokbench.gpus import Gpus, read_gpus
 from mokbench.joined import JoinedStarter, Launcher, run_joined
 from mokbench.launch import WorkerPool
-from mokbench.plan import plan
-from mokbench.plan_table import plan_table
 from mokbench.progress import make_progress
 from mokbench.record import Record
 from mokbench.results import RunFolder, open_runs
 from mokbench.run_meta import RunMeta
 from mokbench.selection import select
 from mokbench.spawn import LocalStarter
-from mokbench.sweep import Sweep, refusal
-from mokbench.systems import system_class
+from mokbench.sweep import Sweep
 from mokbench.workload import Cell
 
 # sm_90: wgmma, bulk copies and the rest that the kernels are written in.
@@ -53,8 +52,6 @@ class Request:
 
 def run_command(request: Request) -> int:
     """Measure, or list what would be measured; returns the exit code."""
-    import os
-
     launcher = Launcher.detect(os.environ)
     if launcher and request.dry_run and launcher.rank != 0:
         return DONE  # one list is enough
@@ -76,9 +73,9 @@ def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | N
             ]
         )
     cells = select(expand(suite, fabric=fabric), request.only)
-    _check_traces(cells)
+    trace.check(cells)
     if request.dry_run:
-        Console().print(plan_table(plan(suite, cells, _workspace_bytes), refusal))
+        print_plan(suite, _left(request, cells), fabric, gpus)
         return DONE
     segments.remove_stale()
     folder = _open_folder(request, suite, launcher)
@@ -191,7 +188,15 @@ def _load_suite(request: Request) -> Suite:
     if request.resume is None:
         raise ConfigError(["name a config, as in: mokbench run configs/quickstart.yaml"])
     meta = RunFolder.open(request.resume).meta
-    return parse(meta.config_text, Path(str(meta.config.get("file", "config.yaml"))))
+    return parse(meta.config_text, _config_of(request.resume, meta))
+
+
+def _config_of(run: Path, meta: RunMeta) -> Path:
+    """Where a run's config was: paths in it are relative to its folder, wherever we are now."""
+    from_run = run / str(meta.config.get("from_run", ""))
+    if meta.config.get("from_run") and from_run.parent.is_dir():
+        return from_run
+    return Path(str(meta.config.get("file", "config.yaml")))
 
 
 def _open_folder(request: Request, suite: Suite, launcher: Launcher | None) -> RunFolder:
@@ -199,8 +204,8 @@ def _open_folder(request: Request, suite: Suite, launcher: Launcher | None) -> R
     if request.resume is None:
         if request.rerun_failed:
             raise ConfigError(["--rerun-failed goes with --resume: it measures failed rows again"])
-        meta = _meta(request, suite, here, launcher)
-        return RunFolder.create(request.out or _new_path(suite.name), meta)
+        path = request.out or _new_path(suite.name)
+        return RunFolder.create(path, _meta(request, suite, here, launcher, path))
     if request.out is not None:
         raise ConfigError(["--out and --resume both name the run folder: give one of them"])
     folder = RunFolder.resume(request.resume, here)
@@ -216,17 +221,26 @@ def _open_folder(request: Request, suite: Suite, launcher: Launcher | None) -> R
 
 
 def _meta(
-    request: Request, suite: Suite, here: machine.Machine, launcher: Launcher | None
+    request: Request,
+    suite: Suite,
+    here: machine.Machine,
+    launcher: Launcher | None,
+    run: Path,
 ) -> RunMeta:
     return RunMeta(
         name=suite.name,
         config_text=suite.text,
-        config={"file": str(request.config)},
+        config={"file": str(request.config), "from_run": _from(run, request.config)},
         command=["mokbench", *sys.argv[1:]],
         launcher=launcher.told() if launcher else None,
         machine=here,
         versions=machine.versions(),
     )
+
+
+def _from(run: Path, config: Path | None) -> str | None:
+    """The config seen from the run folder: a relative path moves with both."""
+    return os.path.relpath(config.resolve(), run.resolve()) if config is not None else None
 
 
 def _new_path(name: str) -> Path:
@@ -237,23 +251,6 @@ def _new_path(name: str) -> Path:
         number += 1
         candidate = path.with_name(f"{path.name}-{number}")
     return candidate
-
-
-def _check_traces(cells: list[Cell]) -> None:
-    """Read every trace once: a bad file is a bad config, not a failed row. Raises ConfigError."""
-    wanted = {
-        (spec.trace, spec.layer or 0, model.experts, model.top_k)
-        for spec, model in ((c.workload.routing, c.workload.model) for c in cells)
-        if spec.trace is not None
-    }
-    problems: list[str] = []
-    for path, layer, experts, top_k in sorted(wanted):
-        try:
-            trace.read(path, layer, experts, top_k)
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(problems)
 
 
 def _fabric(suite: Suite, gpus: Gpus, only_list: bool) -> str:
@@ -272,11 +269,13 @@ def _fabric(suite: Suite, gpus: Gpus, only_list: bool) -> str:
     return "cuda" if able else "host"
 
 
-def _workspace_bytes(cell: Cell) -> int:
-    """All ranks' workspace of a cell that can run, 0 of one that cannot."""
-    if refusal(cell) is not None:
-        return 0
-    return cell.workload.ranks * system_class(cell.system, cell.fabric).workspace_bytes(cell)
+def _left(request: Request, cells: list[Cell]) -> list[Cell]:
+    """What a resumed run has not stored yet; all of a new one."""
+    if request.resume is None:
+        return cells
+    stored = RunFolder.open(request.resume)
+    done = stored.completed_ids(include_failed=not request.rerun_failed)
+    return [cell for cell in cells if cell.id not in done]
 
 
 def _resume_line(folder: RunFolder, only: tuple[str, ...]) -> str:

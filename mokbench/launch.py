@@ -58,7 +58,8 @@ class GroupError(RankError):
     """
 
     def __init__(self, failure: Failure, cell_id: str | None) -> None:
-        super().__init__(f"rank {failure.rank} {failure.text}", failure.rank, failure.fault)
+        who = f"rank {failure.rank} " if failure.certain else ""
+        super().__init__(f"{who}{failure.text}", failure.rank, failure.fault)
         self.failure = failure
         self.cell_id = cell_id
 

@@ -16,6 +16,19 @@ STARTUP_S = 6.0
 OVERHEAD_S = 0.3
 # Passes beside warm-up and blocks: the oracle check and its bitwise repeat.
 CHECK_PASSES = 2
+# Once a rank count: signaling rounds of every quantity and count below, seconds a count.
+SIGNALS_S = 2.0
+# Once a system and rank count: the minimal step (mokbench/min_step.py).
+MIN_STEP_S = 0.8
+# Random numbers a core makes a second, for weights and inputs; every rank also makes those of the
+# other ranks' experts, one at a time, for the truth.
+RANDOM_PER_S = 150e6
+# A rank's process with torch loaded, on the host fabric (280 MiB were seen).
+PROCESS_BYTES = 280 << 20
+# Report and charts at the end.
+REPORT_S = 10.0
+# Dispatch and combine alone, as a share of max_time; a row that turned slower may take it twice.
+PHASE_SHARE, MOST_TIMES = 0.25, 2.0
 # Deliberately low rates: a core of a laptop in BF16, and half of a busy H200.
 HOST_FLOPS_PER_CORE = 10e9
 CUDA_FLOPS = 300e12
@@ -26,7 +39,9 @@ class PlannedCell:
     """One row before it runs. Bytes are sums over all ranks; times include the harness.
 
     ``likely_s`` takes half of the measuring time, since rows stop once their noise is low;
-    ``bound_s`` takes all of it and is never above the deadline, at which a row is killed.
+    ``bound_s`` takes twice ``max_time``, where the stop rule ends, and a quarter more for dispatch
+    and combine alone; neither is above the deadline, at which a row is killed. A row that is
+    refused costs nothing.
     """
 
     cell: Cell
@@ -35,11 +50,14 @@ class PlannedCell:
     workspace_bytes: int
     likely_s: float
     bound_s: float
+    truth_bytes: int = 0
+    process_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:
-        """Weights, inputs and workspace of all ranks together."""
-        return self.weights_bytes + self.inputs_bytes + self.workspace_bytes
+        """Weights, inputs, truth, workspace and processes of all ranks together."""
+        held = self.weights_bytes + self.inputs_bytes + self.workspace_bytes
+        return held + self.truth_bytes + self.process_bytes
 
     @property
     def rank_bytes(self) -> int:
@@ -49,7 +67,11 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole sweep before it runs; ``startup_s`` is the time to start ranks, once a rank count."""
+    """A whole sweep before it runs.
+
+    ``startup_s`` is what comes once: ranks of each count started, their signaling, each system's
+    minimal step, weights and truth of each workload, and the report.
+    """
 
     cells: tuple[PlannedCell, ...]
     startup_s: float
@@ -78,20 +100,47 @@ class Plan:
 def plan(
     suite: "Suite",
     cells: Iterable[Cell],
-    workspace_bytes: Callable[[Cell], int],
+    workspace_bytes: Callable[[Cell], int | None],
     flops_per_s: float | None = None,
 ) -> Plan:
     """Estimate every cell.
 
-    ``workspace_bytes`` gives a cell's communication workspace, all ranks together, 0 where the
+    ``workspace_bytes`` gives a cell's communication workspace, all ranks together, None where the
     cell is unsupported. ``flops_per_s`` is the rate of all ranks together, by default a low guess.
     """
-    planned = tuple(
-        _planned(suite, cell, workspace_bytes(cell), flops_per_s or _default_rate(cell))
-        for cell in cells
-    )
-    num_starts = len({each.cell.workload.ranks for each in planned})
-    return Plan(planned, STARTUP_S * num_starts)
+    planned, able = [], []
+    for cell in cells:
+        workspace = workspace_bytes(cell)
+        if workspace is None:
+            planned.append(PlannedCell(cell, 0, 0, 0, 0.0, 0.0))
+            continue
+        able.append(cell)
+        planned.append(_planned(suite, cell, workspace, flops_per_s or _default_rate(cell)))
+    return Plan(tuple(planned), _once_s(suite, able))
+
+
+def _once_s(suite: "Suite", cells: list[Cell]) -> float:
+    """Seconds that are not any single row's."""
+    if not cells:
+        return 0.0
+    ranks = {cell.workload.ranks for cell in cells}
+    seconds = REPORT_S + STARTUP_S * len(ranks)
+    if suite.measure.signals:
+        seconds += SIGNALS_S * sum(max(1, min(count, 8) - 1) for count in ranks)
+    if suite.measure.min_step:
+        steps = {(cell.system, cell.options, cell.workload.ranks) for cell in cells}
+        seconds += MIN_STEP_S * len(steps)
+    for work in {cell.workload for cell in cells if cell.fabric == "host"}:
+        numbers = weights_bytes(work) / work.dtype.num_bytes * (1 + work.ranks)
+        seconds += numbers / RANDOM_PER_S / min(work.ranks, os.cpu_count() or 1)
+    return seconds
+
+
+def truth_bytes(workload: Workload) -> int:
+    """All ranks' FP32 x, y and sums of |terms|, and one expert's FP32 weights at a time."""
+    model = workload.model
+    rows = 3 * workload.tokens_per_rank * model.hidden
+    return 4 * workload.ranks * (rows + 3 * model.hidden * model.intermediate)
 
 
 def weights_bytes(workload: Workload) -> int:
@@ -116,6 +165,7 @@ def pass_flops(workload: Workload) -> int:
 
 def _planned(suite: "Suite", cell: Cell, workspace: int, flops_per_s: float) -> PlannedCell:
     measure = suite.measure
+    most = MOST_TIMES + PHASE_SHARE
     num_passes = measure.warmup + CHECK_PASSES + measure.blocks
     fixed_s = OVERHEAD_S + num_passes * pass_flops(cell.workload) / flops_per_s
     return PlannedCell(
@@ -124,7 +174,9 @@ def _planned(suite: "Suite", cell: Cell, workspace: int, flops_per_s: float) -> 
         inputs_bytes(cell.workload),
         workspace,
         likely_s=min(measure.deadline_s, fixed_s + measure.max_time_s / 2),
-        bound_s=min(measure.deadline_s, fixed_s + measure.max_time_s),
+        bound_s=min(measure.deadline_s, fixed_s + most * measure.max_time_s),
+        truth_bytes=truth_bytes(cell.workload),
+        process_bytes=PROCESS_BYTES * cell.workload.ranks if cell.fabric == "host" else 0,
     )
 
 

@@ -14,8 +14,13 @@ _MAX_ROWS = 200
 _GIB, _MIB = 1 << 30, 1 << 20
 
 
-def plan_table(plan: Plan, refusal: Callable[[Cell], str | None]) -> RenderableType:
-    """Cells with estimated time and memory a rank, unsupported ones with their reason."""
+def plan_table(
+    plan: Plan, refusal: Callable[[Cell], str | None], memory_bytes: int | None = None
+) -> RenderableType:
+    """Cells with estimated time and memory a rank, unsupported ones with their reason.
+
+    ``memory_bytes`` is what the ranks have together here; a plan that needs more is warned of.
+    """
     table = Table("cell", "time s", "memory/rank", "", box=None, pad_edge=False)
     for planned in plan.cells[:_MAX_ROWS]:
         reason = refusal(planned.cell)
@@ -25,16 +30,26 @@ def plan_table(plan: Plan, refusal: Callable[[Cell], str | None]) -> RenderableT
             "-" if reason else _size(planned.rank_bytes),
             Text(f"unsupported: {reason}" if reason else ""),
         )
-    return Group(table, *_totals(plan))
+    return Group(table, *_totals(plan), *_warning(plan, memory_bytes))
 
 
 def _totals(plan: Plan) -> Iterator[Text]:
     if len(plan.cells) > _MAX_ROWS:
         yield Text(f"... and {len(plan.cells) - _MAX_ROWS} more cells")
     yield Text(
-        f"{len(plan.cells)} cells, about {plan.likely_s:.0f} s, at most {plan.bound_s:.0f} s; "
+        f"{len(plan.cells)} cell{'s' * (len(plan.cells) != 1)}, "
+        f"about {plan.likely_s:.0f} s, at most {plan.bound_s:.0f} s; "
         f"memory up to {_size(plan.peak_rank_bytes)} a rank, {_size(plan.peak_bytes)} together"
     )
+
+
+def _warning(plan: Plan, memory_bytes: int | None) -> Iterator[Text]:
+    if memory_bytes is not None and plan.peak_bytes > memory_bytes:
+        worst = max(plan.cells, key=lambda planned: planned.memory_bytes)
+        yield Text(
+            f"warning: this machine has {_size(memory_bytes)}; {worst.cell.id} needs more",
+            style="bold",
+        )
 
 
 def _size(num_bytes: int) -> str:

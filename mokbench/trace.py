@@ -9,15 +9,19 @@ import json
 import os
 import zipfile
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mokbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mokbench.workload import Cell
 
 _FORMAT = "write it with mokbench.trace.write, see docs/trace-format.md"
 
@@ -197,3 +201,20 @@ def _shape(array: NDArray[Any]) -> str:
 
 def _bad(path: str | os.PathLike[str], problem: str) -> ConfigError:
     return ConfigError([f"trace {os.fspath(path)}: {problem}"])
+
+
+def check(cells: Iterable["Cell"]) -> None:
+    """Read every trace once: a bad file is a bad config, not a failed row. Raises ConfigError."""
+    wanted = {
+        (spec.trace, spec.layer or 0, model.experts, model.top_k)
+        for spec, model in ((c.workload.routing, c.workload.model) for c in cells)
+        if spec.trace is not None
+    }
+    problems: list[str] = []
+    for path, layer, experts, top_k in sorted(wanted):
+        try:
+            read(path, layer, experts, top_k)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)

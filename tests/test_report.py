@@ -23,7 +23,7 @@ def test_the_host_compares_mok_with_push_only_and_judges_nothing(tmp_path: Path)
     assert others == {"push"}
     for text in (text_of([run], 200), report.markdown([run])):
         assert wording.HOST in text
-        assert "oversubscribed host: 4 ranks on 2 cores" in text
+        assert "more busy threads than its 2 cores: mok, push, alltoall with 4 ranks" in text
         assert "Listed without a ratio, since they move data by other means: alltoall." in text
         assert "faster" not in text
         assert "slower" not in text
@@ -169,7 +169,7 @@ def test_one_is_singular_and_errors_have_two_digits(tmp_path: Path) -> None:
     rows = [row("mok", 10.0, ranks=1, tokens_per_rank=t, rel_error=4.34e-3) for t in (1, 2)]
     rows[0] = rows[0].model_copy(update={"oversubscribed": True})
     text = text_of([stored(tmp_path, rows)], 200, max_tables=1)
-    assert "oversubscribed host: 1 rank on 2 cores" in text
+    assert "oversubscribed host, more busy threads than its 2 cores: mok with 1 rank" in text
     assert "1 more table not shown" in text
     assert "1 ranks" not in text
     assert "4.3e-03" in text

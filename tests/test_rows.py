@@ -36,7 +36,8 @@ def stored(moved):
         traffic = moved
 
     result = {
-        "blocks": [np.ones((4, 3, 2))],
+        "blocks": [np.ones((4, 3, 3))],
+        "rejected": [],
         "block_us": [1.0],
         "rank_spread_us": 0.0,
         "measured_s": 0.1,

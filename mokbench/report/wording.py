@@ -91,11 +91,18 @@ def imbalance(records: Iterable[Record]) -> str | None:
 def marks(records: Sequence[Record], machine: Machine) -> list[str]:
     """Collect what must be said wherever these rows are shown."""
     said = []
-    crowded = sorted({r.ranks for r in records if r.oversubscribed})
-    if crowded:
-        ranks = ", ".join(map(str, crowded)) + (" rank" if crowded == [1] else " ranks")
+    crowded: dict[str, list[int]] = {}
+    for record in sorted(records, key=lambda r: r.ranks):
+        if record.oversubscribed and record.ranks not in crowded.setdefault(record.system, []):
+            crowded[record.system].append(record.ranks)
+    systems_of: dict[str, list[str]] = {}
+    for system, counts in crowded.items():
+        ranks = ", ".join(map(str, counts)) + (" rank" if counts == [1] else " ranks")
+        systems_of.setdefault(ranks, []).append(system)
+    if systems_of:
+        who = "; ".join(f"{', '.join(names)} with {ranks}" for ranks, names in systems_of.items())
         cores = units.count(machine.usable_cores, "core")
-        said.append(f"oversubscribed host: {ranks} on {cores}")
+        said.append(f"oversubscribed host, more busy threads than its {cores}: {who}")
     if any(shares_gpu(r) for r in records):
         said.append(SHARED_GPU)
     return said

@@ -1,0 +1,32 @@
+"""What ``mokbench run --dry-run`` prints: the plan of a sweep, against this machine's memory."""
+
+from rich.console import Console
+
+from mokbench import machine
+from mokbench.config import Suite
+from mokbench.gpus import Gpus
+from mokbench.plan import plan
+from mokbench.plan_table import plan_table
+from mokbench.sweep import refusal
+from mokbench.systems import system_class
+from mokbench.workload import Cell
+
+
+def print_plan(suite: Suite, cells: list[Cell], fabric: str, gpus: Gpus) -> None:
+    """Cells, times and memory on standard output."""
+    made = plan(suite, cells, _workspace_bytes)
+    Console().print(plan_table(made, refusal, _memory_bytes(fabric, gpus)))
+
+
+def _memory_bytes(fabric: str, gpus: Gpus) -> int | None:
+    """What all ranks have together: the host's memory, or that of the GPUs they may use."""
+    if fabric == "host":
+        return machine.describe().memory_bytes
+    return gpus.memory_bytes * gpus.visible() if gpus.memory_bytes else None
+
+
+def _workspace_bytes(cell: Cell) -> int | None:
+    """All ranks' workspace of a cell that can run, None of one that cannot."""
+    if refusal(cell) is not None:
+        return None
+    return cell.workload.ranks * system_class(cell.system, cell.fabric).workspace_bytes(cell)
