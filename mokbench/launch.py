@@ -4,6 +4,7 @@
 agent per launcher process under torchrun and srun (mokbench/joined.py).
 """
 
+import contextlib
 import queue
 import secrets
 import threading
@@ -214,7 +215,9 @@ class WorkerPool:
         ):
             time.sleep(0.01)
         self.kill()
-        self._listener.close()
+        # Somebody may have removed the socket's folder, temporary as it is.
+        with contextlib.suppress(FileNotFoundError):
+            self._listener.close()
         self._starter.close()
 
 

@@ -4,6 +4,7 @@ Started as ``python -P -m mokbench.worker`` with one JSON line on standard input
 stays open as a lifeline: when the launcher dies, however it dies, the worker ends too.
 """
 
+import ctypes
 import json
 import os
 import shutil
@@ -33,6 +34,8 @@ _MAX_LAYERS = 2
 # A launcher that dies closes its connection and its lifeline; one that lives closes neither.
 _LAUNCHER_END_S = 10.0
 _REMOVE_TRIES = 100
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
 
 
 class Worker:
@@ -123,6 +126,12 @@ def _end_with_launcher(spec: dict[str, Any]) -> None:
     os._exit(1)
 
 
+def _wake_when_orphaned() -> None:
+    """A rank that is stopped when its launcher is killed goes on, sees that, and ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT))
+
+
 def _remove(folder: Path) -> None:
     """Remove a folder in which another rank may just be making its store anew."""
     for _ in range(_REMOVE_TRIES):
@@ -136,6 +145,7 @@ def main() -> None:
     """Entry of one rank."""
     # Ctrl-C reaches the launcher, which decides; a worker must not die half-way on its own.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _wake_when_orphaned()
     spec = json.loads(sys.stdin.buffer.readline())
     watcher = threading.Thread(target=_end_with_launcher, args=(spec,), daemon=True)
     watcher.start()

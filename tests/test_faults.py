@@ -228,6 +228,23 @@ def test_a_killed_parent_leaves_no_process_no_segment_and_no_folder(tmp_path):
     assert len(statuses(out)) == NUM_CELLS
 
 
+def test_a_stopped_rank_of_a_killed_parent_ends_too(tmp_path):
+    out = tmp_path / "run"
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    arguments = ("run", write_config(tmp_path), "--out", out, "--no-charts")
+    with started(*arguments, env=environment) as process:
+        wait_for_rows(out, 1, process)
+        workers = worker_processes(process.pid)
+        workers[1].suspend()
+        send(process, signal.SIGKILL)
+        process.wait()
+        assert gone(workers)
+    assert segments(process) == set()
+    assert list(scratch.glob("mokbench-*")) == []
+
+
 SLOW_WATCHER = """
 import sys
 if "mokbench.worker" in sys.orig_argv:
