@@ -92,7 +92,7 @@ def test_the_host_draws_mok_and_push_only_and_says_so(tmp_path: Path) -> None:
     assert labels(figure) == ["mok", "push"]
     said = words(figure)
     assert wording.HOST in said
-    assert "Oversubscribed host: 4 ranks on 2 cores." in said
+    assert "more busy threads than its 2 cores: mok, push, alltoall with 4 ranks." in said
     assert "Not drawn, since only mok and push compare: alltoall." in said
 
 

@@ -109,10 +109,10 @@ import sys, time
 if "mokbench.worker" in sys.orig_argv:
     from mokbench.layer import Layer
     build = Layer.build
-    def slow(workload, rank):
+    def slow(workload, rank, *device):
         if rank == 1:
             time.sleep(1000)
-        return build(workload, rank)
+        return build(workload, rank, *device)
     Layer.build = slow
 """
 
