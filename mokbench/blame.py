@@ -63,16 +63,33 @@ def _silent(hung: list[Failure], faults: list[Failure]) -> Failure:
 
 
 def _follow(fault: Failure, by_rank: dict[int, Failure]) -> Failure:
-    """From a rank that waited to the one that nobody else explains, at most once around."""
-    for _ in by_rank:
-        late = (fault.fault or {}).get("late_rank", fault.rank)
+    """From a rank that waited to the one that nobody else explains.
+
+    Where ranks name one another, the one that waited longest is believed: a rank that slept and
+    woke up finds its peer's fault at once, and names the peer.
+    """
+    seen = {fault.rank: fault}
+    while True:
+        late = _late_rank(fault)
+        if late == fault.rank:
+            return fault
         next_ = by_rank.get(late)
-        if late == fault.rank or next_ is None or next_.kind != "fault":
-            if late == fault.rank:
-                return fault
-            return Failure(late, "late", f"was late; {_witness(fault)}", fault.fault)
-        fault = next_
-    return fault
+        if next_ is None or next_.kind != "fault":
+            return _late(fault)
+        if late in seen:
+            return _late(
+                max(seen.values(), key=lambda each: (each.fault or {}).get("waited_s", 0.0))
+            )
+        seen[late] = fault = next_
+
+
+def _late_rank(fault: Failure) -> int:
+    return int((fault.fault or {}).get("late_rank", fault.rank))
+
+
+def _late(witness: Failure) -> Failure:
+    """The rank that ``witness`` waited for in vain."""
+    return Failure(_late_rank(witness), "late", f"was late; {_witness(witness)}", witness.fault)
 
 
 def _witness(failure: Failure) -> str:

@@ -1,6 +1,7 @@
 """The commands: run, report, doctor, systems, schema. Data goes to stdout, talk to stderr."""
 
 import contextlib
+import io
 import json
 import signal
 import sys
@@ -30,6 +31,10 @@ def main() -> None:
     mokbench report results/runs/...          table and charts of a run
     """
     # A warning is meant for the user, who has no use for the line of ours that raised it.
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character still shows the rest.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
 
 

@@ -1,5 +1,6 @@
 """What the run and report commands do, step by step."""
 
+import contextlib
 import os
 import shlex
 import sys
@@ -113,7 +114,9 @@ def _measure(
             max_ranks = launcher.ranks if launcher else None
             sweep(progress=progress, max_ranks=max_ranks).run(left)
     except KeyboardInterrupt:
-        folder.finish("interrupted")
+        # The folder may be what made them stop; the exit code is theirs in any case.
+        with contextlib.suppress(ResultsError):
+            folder.finish("interrupted")
         _say(f"interrupted; what was measured is stored. Go on: {again}")
         return INTERRUPTED
     except ResultsError as error:
@@ -230,8 +233,8 @@ def _meta(
     return RunMeta(
         name=suite.name,
         config_text=suite.text,
-        config={"file": str(request.config), "from_run": _from(run, request.config)},
-        command=["mokbench", *sys.argv[1:]],
+        config={"file": _text(str(request.config)), "from_run": _from(run, request.config)},
+        command=["mokbench", *map(_text, sys.argv[1:])],
         launcher=launcher.told() if launcher else None,
         machine=here,
         versions=machine.versions(),
@@ -240,7 +243,14 @@ def _meta(
 
 def _from(run: Path, config: Path | None) -> str | None:
     """The config seen from the run folder: a relative path moves with both."""
-    return os.path.relpath(config.resolve(), run.resolve()) if config is not None else None
+    if config is None:
+        return None
+    return _text(os.path.relpath(config.resolve(), run.resolve()))
+
+
+def _text(argument: str) -> str:
+    """An argument as JSON can hold it: bytes that are no UTF-8 become question marks."""
+    return argument.encode(errors="replace").decode()
 
 
 def _new_path(name: str) -> Path:

@@ -48,7 +48,22 @@ class Launcher:
 
     @classmethod
     def detect(cls, environment: Mapping[str, str]) -> "Launcher | None":
-        """The launcher this process runs under, or None: then the command starts its own ranks."""
+        """The launcher this process runs under, or None: then the command starts its own ranks.
+
+        Raises ConfigError for half of a launcher's variables.
+        """
+        try:
+            return cls._detect(environment)
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                [
+                    f"the environment looks like torchrun's or srun's, but {error} is missing or "
+                    "no number; unset TORCHELASTIC_RUN_ID and SLURM_STEP_NUM_TASKS to run without"
+                ]
+            ) from error
+
+    @classmethod
+    def _detect(cls, environment: Mapping[str, str]) -> "Launcher | None":
         if "TORCHELASTIC_RUN_ID" in environment:
             ranks = int(environment["WORLD_SIZE"])
             return cls(

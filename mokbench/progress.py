@@ -1,5 +1,6 @@
 """What the person at the terminal sees while a sweep runs; on standard error, never data."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -68,7 +69,9 @@ class PlainProgress:
 
     def say(self, text: str) -> None:
         """See Progress."""
-        print(text, file=sys.stderr, flush=True)
+        # A run goes on when nobody reads what it says, or where there is no room for it.
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
 
     def phase(self, cell_id: str, phase: str) -> None:
         """A row's first sample is announced: its turn may take long, and its rows end together."""

@@ -250,7 +250,7 @@ def parse_record(where: str, line: bytes) -> Record:
         data = json.loads(line)
         check_version(where, data)
         return Record.model_validate(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ResultsError(
             f"{where}: not a row: {first_problem(error)}; repair or delete this line, "
             "then --resume measures its cell again"

@@ -136,6 +136,7 @@ class RunFolder:
             )
         with as_results_error(path, "opening the run for writing", "make the folder writable"):
             lock = Lock(path)
+            (path / "samples").mkdir(exist_ok=True)
             torn = cut_torn_line(path / "records.jsonl")
         if torn:
             warnings.warn(f"{path}: removed a row that a crash cut short", stacklevel=2)

@@ -47,5 +47,5 @@ def read_meta(path: Path) -> RunMeta:
         data = json.loads(file.read_bytes())
         check_version(f"{file}", data)
         return RunMeta.model_validate(data)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ResultsError(f"{file}: not a run description: {first_problem(error)}") from error

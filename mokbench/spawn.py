@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import mokbench
+from mokbench.errors import MokbenchError
 from mokbench.fabric.environment import CUDA_ENVIRONMENT
 from mokbench.fabric.mps import MpsDaemon
 from mokbench.private_folder import private_folder
@@ -77,7 +78,10 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             return "its connection closed but it still runs"
         how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-        written = self.log_path.read_bytes()[self._log_start :]
+        try:
+            written = self.log_path.read_bytes()[self._log_start :]
+        except OSError:
+            return f"{how}; its log is gone"
         lines = written.decode("utf-8", errors="replace").splitlines()
         tail = "\n".join(lines[-_LOG_TAIL_LINES:])
         return f"{how}; its log ends:\n{tail}" if tail and code > 0 else how
@@ -122,7 +126,12 @@ class LocalStarter:
 
     def start(self, specs: list[dict[str, Any]]) -> None:
         """One process a spec, its output in the run folder's logs."""
-        self._log_folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._log_folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MokbenchError(
+                f"{self._log_folder}: the ranks' logs cannot be kept there: {error.strerror}"
+            ) from error
         environment = worker_environment(specs[0]["fabric"])
         if self._share_gpu:
             self._mps = MpsDaemon()

@@ -88,6 +88,8 @@ def read(path: str | os.PathLike[str], layer: int, experts: int, top_k: int) -> 
             pass
     except OSError as error:
         raise _bad(path, f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise _bad(path, f"cannot be read: {error}") from error
     return _read(str(path), layer, experts, top_k, (state.st_mtime_ns, state.st_size))
 
 
@@ -129,10 +131,13 @@ def _load(path: str) -> dict[str, NDArray[Any]]:
                 found = ", ".join(file.files) or "nothing"
                 raise _bad(path, f"has no array topk_idx, found {found}; {_FORMAT}")
             arrays = {name: file[name] for name in names}
-    except (OSError, EOFError, ValueError, KeyError, MemoryError, SyntaxError) as error:
-        raise _bad(path, f"cannot be loaded: {error}; {_FORMAT}") from error
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
         raise _bad(path, f"is damaged: {error}; {_FORMAT}") from error
+    except ConfigError:
+        raise
+    except Exception as error:
+        # numpy and the decompressors raise whatever damaged bytes lead them to.
+        raise _bad(path, f"cannot be loaded: {error or type(error).__name__}; {_FORMAT}") from error
     # A member that is not an npy stream comes back as bytes.
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
@@ -145,7 +150,7 @@ def _check_metadata(path: str, metadata: NDArray[Any] | None, experts: int) -> N
         return
     try:
         recorded = json.loads(str(metadata[()]))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _bad(path, f"metadata is not JSON: {error}") from error
     found = recorded.get("experts") if isinstance(recorded, dict) else None
     if found is not None and found != experts:

@@ -4,6 +4,7 @@ A segment's name exists only while its ranks attach to it (milliseconds). A run 
 SIGKILL just then leaves the name; the next run removes it.
 """
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -29,10 +30,9 @@ def remove_stale() -> None:
     for path in _SHM_FOLDER.glob(f"{SHM_PREFIX}*-*-*"):
         pid = path.name.removeprefix(SHM_PREFIX).split("-")[0]
         if pid.isdigit() and not _is_alive(int(pid)):
-            try:
+            # Another user's, or no segment at all.
+            with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
-            except PermissionError:
-                continue
 
 
 def _is_alive(pid: int) -> bool:
@@ -40,6 +40,6 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except (PermissionError, OverflowError):
         return True
     return True
