@@ -4,12 +4,14 @@ import contextlib
 import errno
 import fcntl
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 from mokbench.errors import ResultsError
 
+_LOCK_TRIES, _LOCK_PAUSE_S = 5, 0.02
 # Some cluster file systems (Lustre without -o flock, old NFS) have no locks at all.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -78,7 +80,7 @@ class Lock:
         path = folder / ".lock"
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_soon(self._descriptor)
         except OSError as error:
             holder = os.pread(self._descriptor, 100, 0).decode(errors="replace").strip()
             if error.errno in _NO_LOCKS:
@@ -102,6 +104,18 @@ class Lock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _lock_soon(descriptor: int) -> None:
+    """Take the lock; one that only looks whether it is held has it for a moment."""
+    for left in reversed(range(_LOCK_TRIES)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if left == 0:
+                raise
+            time.sleep(_LOCK_PAUSE_S)
 
 
 def is_locked(folder: Path) -> bool:

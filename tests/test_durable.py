@@ -169,3 +169,11 @@ def test_a_held_lock_is_seen_without_taking_it(tmp_path):
     assert is_locked(tmp_path), "looking does not take it"
     lock.release()
     assert not is_locked(tmp_path)
+
+
+def test_a_look_at_the_lock_does_not_keep_a_writer_out(tmp_path, monkeypatch):
+    with (tmp_path / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        # The looker is gone by the writer's second try.
+        monkeypatch.setattr("time.sleep", lambda _: fcntl.flock(file, fcntl.LOCK_UN))
+        Lock(tmp_path).release()
