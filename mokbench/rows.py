@@ -107,7 +107,7 @@ def _gpu_fields(
     ranks_per_gpu = facts["ranks_per_gpu"]
     fields: dict[str, Any] = {name: facts[name] for name in ("ranks_per_gpu", "num_sms")} | {
         name: result.get(name)
-        for name in ("peak_tflops", "roofline_us", "sm_clock_mhz", "l2_state")
+        for name in ("peak_tflops", "roofline_us", "sm_clock_mhz", "l2_state", "peak_memory_bytes")
     }
     gpus = -(-facts["num_ranks"] // ranks_per_gpu)
     fields["tflops_per_gpu"] = metrics.tflops_per_gpu(facts["flops"], step_us / 1e6, gpus)

@@ -140,6 +140,7 @@ def row(link, ranks_per_gpu, num_ranks=4, **fields):
         "stop_reason": "noise",
         "sm_clock_mhz": 1500.0,
         "l2_state": "flushed",
+        "peak_memory_bytes": 12345,
         "peak_tflops": 700.0,
         "roofline_us": 500.0,
         "roofline_bound": "compute",
@@ -176,6 +177,7 @@ def test_a_row_with_a_link_has_its_utilization_and_bytes():
     assert record.roofline_ratio == pytest.approx(2.0)
     assert record.link_peak_gbs == pytest.approx(4e-4)
     assert record.sm_clock_mhz == 1500
+    assert record.peak_memory_bytes == 12345
     assert record.rejected_samples == 2
     assert samples["accepted"].tolist() == [True] * 32 + [False] * 8
     assert rows.TWIN_NOTE not in record.notes
