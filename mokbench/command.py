@@ -76,7 +76,8 @@ def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | N
     cells = select(expand(suite, fabric=fabric), request.only)
     trace.check(cells)
     if request.dry_run:
-        print_plan(suite, _left(request, cells), fabric, gpus)
+        stored = RunFolder.open(request.resume) if request.resume else None
+        print_plan(suite, _left(request, stored, cells), fabric, gpus)
         return DONE
     segments.remove_stale()
     folder = _open_folder(request, suite, launcher)
@@ -106,8 +107,7 @@ def _measure(
     launcher: Launcher | None,
 ) -> int:
     """Run what is not yet stored, and say how the run ended in the folder and the exit code."""
-    done = folder.completed_ids(include_failed=not request.rerun_failed)
-    left = [cell for cell in cells if cell.id not in done]
+    left = _left(request, folder, cells)
     again = _resume_line(folder, request.only)
     try:
         with make_progress(len(left), request.quiet) as progress:
@@ -279,11 +279,10 @@ def _fabric(suite: Suite, gpus: Gpus, only_list: bool) -> str:
     return "cuda" if able else "host"
 
 
-def _left(request: Request, cells: list[Cell]) -> list[Cell]:
-    """What a resumed run has not stored yet; all of a new one."""
-    if request.resume is None:
+def _left(request: Request, stored: RunFolder | None, cells: list[Cell]) -> list[Cell]:
+    """What the run's folder, if there is one yet, does not hold."""
+    if stored is None:
         return cells
-    stored = RunFolder.open(request.resume)
     done = stored.completed_ids(include_failed=not request.rerun_failed)
     return [cell for cell in cells if cell.id not in done]
 

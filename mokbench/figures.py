@@ -8,6 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+# What every row, table, chart and verdict of ranks that share a GPU has to say.
+SHARED_GPU = "ranks share one GPU; ratios do not predict NVLink"
+
 Status = Literal["ok", "unsupported", "failed"]
 Fabric = Literal["host", "cuda"]
 Link = Literal["none", "shm", "tcp", "hbm", "pcie", "nvlink", "mnnvl", "rdma"]

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from mokbench import metrics, stats
-from mokbench.figures import Quantity, SignalPoint, StepTime
+from mokbench.figures import SHARED_GPU, Quantity, SignalPoint, StepTime
 from mokbench.measure.columns import CLOCK, DURATION, START
 from mokbench.rates import RatePoint
 from mokbench.record import Record
@@ -16,7 +16,6 @@ from mokbench.results import SAMPLE_TYPES
 from mokbench.systems import System
 from mokbench.workload import Cell, Regime
 
-SHARED_GPU_NOTE = "ranks share one GPU; ratios do not predict NVLink"
 TWIN_NOTE = "host twin: a protocol check, no performance verdict"
 MEMORY_NOTE = "peak_memory_bytes: not known on the host fabric, see docs/metrics.md"
 
@@ -91,7 +90,7 @@ def _step_time(blocks: Sequence[np.ndarray]) -> StepTime:
 def _fabric_notes(cell: Cell, link: str) -> list[str]:
     if cell.fabric == "host":
         return [TWIN_NOTE, MEMORY_NOTE]
-    return [SHARED_GPU_NOTE] if link == "hbm" else []
+    return [SHARED_GPU] if link == "hbm" else []
 
 
 def _gpu_fields(

@@ -208,41 +208,35 @@ def test_a_second_ctrl_c_does_not_spoil_the_end(tmp_path):
     assert gone(workers)
 
 
-def test_a_killed_parent_leaves_no_process_no_segment_and_no_folder(tmp_path):
+def check_a_killed_parent_leaves_nothing(tmp_path, environment=os.environ, before=None):
+    """Kill a command after its first rows, and ``before(workers)``; returns its run folder."""
     out = tmp_path / "run"
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    environment = os.environ | {"TMPDIR": str(scratch)}
     arguments = ("run", write_config(tmp_path), "--out", out, "--no-charts")
-    with started(*arguments, env=environment) as process:
+    with started(*arguments, env=environment | {"TMPDIR": str(scratch)}) as process:
         wait_for_rows(out, 2, process)
         workers = worker_processes(process.pid)
         assert len(workers) == 2
+        if before:
+            before(workers)
         send(process, signal.SIGKILL)
         process.wait()
         assert gone(workers)
     assert segments(process) == set()
     assert list(scratch.glob("mokbench-*")) == []
+    return out
+
+
+def test_a_killed_parent_leaves_no_process_no_segment_and_no_folder(tmp_path):
+    out = check_a_killed_parent_leaves_nothing(tmp_path)
     assert RunFolder.open(out).meta.status == "interrupted"
     assert mokbench("run", "--resume", out, "--no-charts").returncode == 0
     assert len(statuses(out)) == NUM_CELLS
 
 
 def test_a_stopped_rank_of_a_killed_parent_ends_too(tmp_path):
-    out = tmp_path / "run"
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    environment = os.environ | {"TMPDIR": str(scratch)}
-    arguments = ("run", write_config(tmp_path), "--out", out, "--no-charts")
-    with started(*arguments, env=environment) as process:
-        wait_for_rows(out, 1, process)
-        workers = worker_processes(process.pid)
-        workers[1].suspend()
-        send(process, signal.SIGKILL)
-        process.wait()
-        assert gone(workers)
-    assert segments(process) == set()
-    assert list(scratch.glob("mokbench-*")) == []
+    check_a_killed_parent_leaves_nothing(tmp_path, before=lambda workers: workers[1].suspend())
 
 
 SLOW_WATCHER = """
@@ -258,18 +252,7 @@ if "mokbench.worker" in sys.orig_argv:
 
 
 def test_a_worker_that_sees_its_connection_close_first_still_cleans_up(tmp_path):
-    out = tmp_path / "run"
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    environment = inject(tmp_path, SLOW_WATCHER) | {"TMPDIR": str(scratch)}
-    arguments = ("run", write_config(tmp_path), "--out", out, "--no-charts")
-    with started(*arguments, env=environment) as process:
-        wait_for_rows(out, 1, process)
-        workers = worker_processes(process.pid)
-        send(process, signal.SIGKILL)
-        process.wait()
-        assert gone(workers)
-    assert list(scratch.glob("mokbench-*")) == []
+    check_a_killed_parent_leaves_nothing(tmp_path, inject(tmp_path, SLOW_WATCHER))
 
 
 @pytest.fixture

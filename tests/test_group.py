@@ -12,6 +12,7 @@ from mokbench.bench import HostBench, Sharing
 from mokbench.config import MeasureOptions
 from mokbench.errors import MokbenchError
 from mokbench.fabric.host import HostFabric
+from mokbench.figures import SHARED_GPU
 from mokbench.group import GroupRun
 from mokbench.layer import Layer
 from mokbench.rates import RatePoint
@@ -188,7 +189,7 @@ def test_a_row_of_a_shared_gpu_claims_no_link():
     assert record.link_utilization is None
     assert record.wire_utilization is None
     assert record.physical_bytes is None
-    assert rows.SHARED_GPU_NOTE in record.notes
+    assert SHARED_GPU in record.notes
     assert any("physical_bytes: unavailable" in note for note in record.notes)
     # The four ranks' work is that of one GPU.
     assert record.tflops_per_gpu == pytest.approx(8e9 / 1e-3 / 1e12)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from mokbench.figures import SHARED_GPU
 from mokbench.machine import Machine
 from mokbench.record import Record
 from mokbench.report import units
@@ -9,7 +10,6 @@ from mokbench.report.comparison import Comparison
 from mokbench.report.rows import Row, Rows, Workload
 from mokbench.stats import interval_ranks
 
-SHARED_GPU = "ranks share one GPU; ratios do not predict NVLink"
 HOST = (
     "Host fabric: a check of the protocol on shared memory. It compares mok with push only, "
     "which share one matmul (mok runs four threads a rank or more, push one), and gives no "

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mokbench.figures import SHARED_GPU
 from mokbench.report import units, wording
 from mokbench.report.charts.style import from_zero_or_log, panels
 from mokbench.report.rows import Rows
@@ -55,7 +56,7 @@ def _figure(where: str, members: list[Series], rows: Rows) -> Figure:
     if fabric == "host":
         notes.append(wording.HOST)
     if link == "hbm":
-        notes.append(f"{wording.SHARED_GPU[0].upper()}{wording.SHARED_GPU[1:]}.")
+        notes.append(f"{SHARED_GPU[0].upper()}{SHARED_GPU[1:]}.")
     figure, axes = panels(
         1, title=f"Signaling against the number of ranks: {where}", notes=notes, size=(7.6, 4.2)
     )
