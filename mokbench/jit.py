@@ -11,6 +11,8 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from typing import Any
 from mokbench.errors import MokbenchError, UnsupportedError
 
 _OPTIONS = ("--std=c++20", "--ptxas-options=-v,--warn-on-spills", "--generate-line-info")
+# Ranks of one host compile at the same time, each for itself.
+_MAX_COMPILERS = 8
 # ptxas warnings about wgmma that the hardware then runs one after another.
 _SERIALISED = re.compile(r"\(C75\d\d\)[^\n]*")
 _USAGE = re.compile(
@@ -82,6 +86,14 @@ def build(source: str, expression: str, arch: str) -> Cubin:
         cached = _compile(source, expression, arch)
         _write(path, cached)
     return cached
+
+
+def build_all(kernels: Sequence[tuple[str, str]], arch: str) -> list[Cubin]:
+    """``build`` of each (source, expression), in order, several at a time: NVRTC frees the GIL."""
+    # cuda-core is imported here once: threads that import it together wait for each other.
+    _nvrtc_version()
+    with ThreadPoolExecutor(min(_MAX_COMPILERS, os.cpu_count() or 1)) as pool:
+        return list(pool.map(lambda kernel: build(kernel[0], kernel[1], arch), kernels))
 
 
 def _key(source: str, expression: str, arch: str, nvrtc: str) -> str:

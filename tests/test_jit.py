@@ -116,3 +116,15 @@ def test_structs_have_the_size_that_the_kernels_expect(tmp_path, monkeypatch):
     text = f"{includes}{asserts}\n"
     (copy / "sizes.cuh").write_text(text + "__global__ void sizes() {}\n", encoding="utf-8")
     assert jit.build("sizes.cuh", "sizes", "sm_90a").code
+
+
+def test_kernels_built_together_are_those_built_one_by_one():
+    kernels = [(s.source, s.expression) for s in SHIPPED[:3]]
+    found = jit.build_all(kernels, "sm_90a")
+    assert [cubin.expression for cubin in found] == [expression for _, expression in kernels]
+    assert found == [jit.build(*kernel, "sm_90a") for kernel in kernels]
+
+
+def test_a_kernel_that_does_not_compile_stops_those_built_with_it():
+    with pytest.raises(jit.CompileError, match="no_such_kernel"):
+        jit.build_all([FIRST, (SHIPPED[0].source, "mokbench::no_such_kernel")], "sm_90a")

@@ -55,9 +55,12 @@ class PushArgs(ctypes.Structure):
     )
 
 
-def kernel(name: str, shape: PushShape, arch: str) -> jit.Cubin:
-    """One of ``KERNELS`` for a shape, compiled or from the cache."""
-    return jit.build(f"push/{KERNELS[name]}.cuh", f"mokbench::push_{name}<{shape.config}>", arch)
+def kernel_sources(shape: PushShape) -> list[tuple[str, str]]:
+    """Source and C++ expression of each of ``KERNELS`` for a shape."""
+    return [
+        (f"push/{file}.cuh", f"mokbench::push_{name}<{shape.config}>")
+        for name, file in KERNELS.items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,8 @@ class PushWorkspace:
         self._activated = torch.zeros(capacity, model.intermediate, **rows)
         self._y = torch.zeros(shape.max_tokens, model.hidden, **rows)
         self._y_rows: Tensor | None = None
-        self._kernels = {name: DeviceKernel(kernel(name, shape, fabric.arch)) for name in KERNELS}
+        cubins = jit.build_all(kernel_sources(shape), fabric.arch)
+        self._kernels = dict(zip(KERNELS, map(DeviceKernel, cubins), strict=True))
         self._arguments = self._fixed_arguments()
         fabric.barrier()
 
