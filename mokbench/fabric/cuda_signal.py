@@ -19,7 +19,8 @@ from mokbench.fabric.cuda import MAX_RANKS, CudaFabric
 
 NUM_PINGS = 256  # kNumPings
 _SOURCE = "signal.cuh"
-_ATTEMPTS = 8
+_ATTEMPTS = 16
+_ROUNDS_A_CALL = 50
 _WARP = 32
 # 128-byte counters and 16-byte payloads: [ranks] of a few fields, rounded up generously.
 SEGMENT_BYTES = 1 << 20
@@ -92,9 +93,24 @@ class CudaSignal:
     def ready(self, protocol: str, rounds: int, ranks: int) -> tuple[list[float], list[float]]:
         """signal_ready_us and signal_after_arrival_us by pull or push; empty beyond ``ranks``.
 
-        SMs' clocks do not keep step while a GPU changes its clock: rounds in which those of any
-        rank did not are run again by all. Raises ClockError when that does not help.
+        SMs' clocks do not keep step while a GPU changes its clock: a call is a few rounds long, and
+        run again by all ranks when those of any did not. Raises ClockError when that does not help.
         """
+        ready: list[float] = []
+        after: list[float] = []
+        bounds_us: list[float] = []
+        for first in range(0, rounds, _ROUNDS_A_CALL):
+            count = min(_ROUNDS_A_CALL, rounds - first)
+            times = self._steady_ready(protocol, count, ranks)
+            ready += times[0]
+            after += times[1]
+            bounds_us += self.clock_offset_bound_us
+        self.clock_offset_bound_us = [max(bounds_us)] if bounds_us else []
+        return ready, after
+
+    def _steady_ready(
+        self, protocol: str, rounds: int, ranks: int
+    ) -> tuple[list[float], list[float]]:
         for _ in range(_ATTEMPTS):
             times, problem = self._try_ready(protocol, rounds, ranks)
             problems = [found for found in self._fabric.gather(problem) if found]

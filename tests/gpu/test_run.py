@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -26,10 +27,10 @@ measure: {{regimes: {regimes}, graph: {graph}, noise: 5%, blocks: 3, max_time: 1
 
 
 @pytest.fixture
-def scratch(tmp_path):
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    return folder
+def scratch():
+    """A temporary folder for the runs, short enough to hold their sockets: pytest's own is not."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
 
 
 def config(folder, ranks, **values):
@@ -128,6 +129,7 @@ def test_a_killed_rank_fails_one_row_and_new_ranks_do_the_rest(tmp_path, scratch
     environment = os.environ | {"TMPDIR": str(scratch)}
     with started("run", config(tmp_path, 2), "--out", out, "--no-charts", env=environment) as run:
         wait_for_rows(out, FIRST_MEASURED, run)
+        assert daemons(scratch)
         worker_processes(run.pid)[1].kill()
         code, _, err = end(run)
     assert code == 3, err
@@ -144,6 +146,7 @@ def test_ctrl_c_keeps_rows_and_stops_the_daemon(tmp_path, scratch):
     environment = os.environ | {"TMPDIR": str(scratch)}
     with started("run", config(tmp_path, 2), "--out", out, "--no-charts", env=environment) as run:
         wait_for_rows(out, FIRST_MEASURED, run)
+        assert daemons(scratch)
         send(run, signal.SIGINT)
         code, _, err = end(run)
     assert code == 130, err
