@@ -105,11 +105,136 @@ __device__ __forceinline__ Vec16 ld_nc_no_allocate_v4(const void* at) {
   return v;
 }
 
+// --- mbarriers, bulk copies and matrices in shared memory -----------------------------------
+// Shared memory is addressed by 32 bits throughout.
+
+__device__ __forceinline__ u32 cvta_to_shared(const void* at) {
+  u64 address;
+  asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(at));
+  return static_cast<u32>(address);
+}
+
+__device__ __forceinline__ void mbarrier_init(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+               :
+               : "r"(barrier), "r"(arrivals)
+               : "memory");
+}
+// Makes initialised barriers known to the unit that copies.
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :
+               : "r"(barrier), "r"(bytes)
+               : "memory");
+}
+// Unbounded: it waits for this CTA's own threads and copies only. The loop is in the asm statement
+// because ptxas spills accumulators that live across one in C++.
+__device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}"
+      :
+      : "r"(barrier), "r"(parity)
+      : "memory");
+}
+
+// cuda.h's CUtensorMap, encoded by the host.
+struct alignas(64) TensorMap {
+  u64 opaque[16];
+};
+
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" : : "l"(&map) : "memory");
+}
+__device__ __forceinline__ void cp_async_bulk_tensor_load(u32 to, const TensorMap& map, u32 barrier,
+                                                          u32 column, u32 row) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4}], [%2];"
+      :
+      : "r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(row)
+      : "memory");
+}
+__device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap& map, u32 from,
+                                                           u32 column, u32 row) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+               :
+               : "l"(&map), "r"(from), "r"(column), "r"(row)
+               : "memory");
+}
+__device__ __forceinline__ void cp_async_bulk_commit_group() {
+  asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+}
+// Until all but the last kGroups groups have read their shared memory.
+template <u32 kGroups>
+__device__ __forceinline__ void cp_async_bulk_wait_group_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
+__device__ __forceinline__ void cp_async_bulk_wait_all() {
+  asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
+}
+// Shared memory written by this thread becomes visible to bulk copies.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+// Four 8 x 8 matrices of 16-bit elements, transposed; lane i gives row i % 8 of matrix i / 8.
+__device__ __forceinline__ void stmatrix_x4_trans(u32 at, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(at), "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+__device__ __forceinline__ Vec16 ld_shared_v4(u32 at) {
+  Vec16 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(at)
+               : "memory");
+  return v;
+}
+// All threads of a group of warps; barrier 0 is __syncthreads.
+__device__ __forceinline__ void bar_sync(u32 barrier, u32 threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(barrier), "r"(threads) : "memory");
+}
+template <u32 kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+template <u32 kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+
+// --- arithmetic ------------------------------------------------------------------------------
+
 // Two BF16 of the sums' two halves, rounded to nearest even; the low half is the first element.
 __device__ __forceinline__ u32 cvt_rn_bf16x2(float low, float high) {
   u32 packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
+}
+
+// One instruction each: CUDA's functions add range checks.
+__device__ __forceinline__ float ex2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float rcp_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 // --- clocks and pauses -----------------------------------------------------------------------
@@ -128,6 +253,12 @@ __device__ __forceinline__ u64 clock64_cycles() {
 __device__ __forceinline__ u32 smid() {
   u32 value;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(value));
+  return value;
+}
+// threadIdx.x, read anew: where registers are short, keeping it costs more than asking again.
+__device__ __forceinline__ u32 tid_x() {
+  u32 value;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(value));
   return value;
 }
 __device__ __forceinline__ void nanosleep(u32 ns) { asm volatile("nanosleep.u32 %0;" : : "r"(ns)); }

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Grouped GEMM: out[r] = x[r] * w[e]^T for every row r of every expert e, BF16 in and out, FP32
+// sums; SwiGLU and row weights on request. Persistent, one CTA an SM, any number of CTAs.
+#pragma once
+
+#include "gemm/tile.cuh"
+
+namespace mokbench {
+
+// Mirrored by GemmArgs of mokbench/grouped_gemm.py.
+struct GemmArgs {
+  const i32* row_ends;       // [experts]: the row behind the expert's last
+  const float* row_weights;  // [rows] or null
+  char* out;                 // [rows, columns of a row]
+  u32* next;  // [2]: tiles taken beyond the first of each CTA, CTAs done; zero before
+  u32 num_experts;
+  u32 n;  // weight rows of an expert, a multiple of 64
+  u32 k;  // a multiple of 64
+};
+
+// tile_ends[e]: tiles of experts 0 to e. All threads.
+template <GemmConfig c>
+__device__ __forceinline__ void count_tiles(const GemmArgs& a, u32* tile_ends) {
+  u32* warp_sums = tile_ends + kMaxGemmExperts;
+  const u32 warp = threadIdx.x / 32;
+  const u32 lane = threadIdx.x % 32;
+  const u32 col_blocks = ceil_div(a.n, kTileCols);
+  u32 before = 0;
+  for (u32 first = 0; first < a.num_experts; first += kGemmThreads) {
+    const u32 expert = first + threadIdx.x;
+    u32 sum = 0;
+    if (expert < a.num_experts) {
+      const i32 begin = expert > 0 ? a.row_ends[expert - 1] : 0;
+      sum = row_tiles(c, a.row_ends[expert] - begin) * col_blocks;
+    }
+#pragma unroll
+    for (u32 distance = 1; distance < 32; distance *= 2) {
+      const u32 other = __shfl_up_sync(0xffffffff, sum, distance);
+      if (lane >= distance) sum += other;
+    }
+    if (lane == 31) warp_sums[warp] = sum;
+    __syncthreads();
+    for (u32 i = 0; i < warp; ++i) sum += warp_sums[i];
+    if (expert < a.num_experts) tile_ends[expert] = before + sum;
+    for (u32 i = 0; i < kGemmThreads / 32; ++i) before += warp_sums[i];
+    __syncthreads();
+  }
+}
+
+// The thread that takes tiles, tells the consumers, and keeps the ring full.
+template <GemmConfig c>
+struct GemmProducer {
+  static constexpr GemmConfig kConfig = c;
+
+  GemmShared<c> shared;
+  GemmWork* work_slots;
+  const ptx::TensorMap& w;       // boxes of kTileCols rows
+  const ptx::TensorMap& x;       // boxes of tile_rows rows
+  const ptx::TensorMap& x_unit;  // boxes of kRowUnit rows
+  const GemmArgs& a;
+  const u32* tile_ends;
+  RingPlace<c.stages> place;
+  RingPlace<kWorkSlots> work_place;
+
+  __device__ __forceinline__ void run() {
+    TileWalk walk(kConfig, tile_ends, a.row_ends, a.num_experts, a.n, gridDim.x);
+    u32 index = blockIdx.x;
+    while (index < walk.queue.items) {
+      const GemmWork work = walk.at(index);
+      // Asked for now, needed when this tile's loads are queued.
+      index = gridDim.x + atomicAdd(a.next, 1);
+      if (work.units == 0) continue;
+      hand_over(work);
+      load(work.units, walk.expert * a.n + work.column, work.row);
+    }
+    hand_over({});
+    // Every CTA has taken its last index by now, so the last one may start the count again.
+    if (atomicAdd(a.next + 1, 1) == gridDim.x - 1) a.next[0] = a.next[1] = 0;
+  }
+
+  __device__ __forceinline__ void hand_over(GemmWork work) {
+    ptx::mbarrier_wait(shared.work_empty(work_place.slot), work_place.parity ^ 1);
+    work_slots[work_place.slot] = work;
+    ptx::mbarrier_arrive(shared.work_full(work_place.slot));
+    work_place.advance();
+  }
+
+  // All k-blocks of a tile. Rows and columns beyond the tensors' ends arrive as zeros, those of the
+  // next expert as they are: neither is stored.
+  __device__ __forceinline__ void load(u32 units, u32 weight_row, u32 row) {
+    for (u32 k = 0; k < a.k; k += kBlockK) {
+      ptx::mbarrier_wait(shared.empty(place.slot), place.parity ^ 1);
+      const u32 full = shared.full(place.slot);
+      ptx::mbarrier_arrive_expect_tx(full, kWeightBytes + units * kUnitBytes);
+      ptx::cp_async_bulk_tensor_load(shared.weights(place.slot), w, full, k, weight_row);
+      if (units == c.tile_rows / kRowUnit) {
+        ptx::cp_async_bulk_tensor_load(shared.rows(place.slot), x, full, k, row);
+      } else {
+        for (u32 unit = 0; unit < units; ++unit) {
+          ptx::cp_async_bulk_tensor_load(shared.rows(place.slot) + unit * kUnitBytes, x_unit, full,
+                                         k, row + unit * kRowUnit);
+        }
+      }
+      place.advance();
+    }
+  }
+};
+
+template <GemmConfig c>
+__global__ void __launch_bounds__(kGemmThreads, 1)
+    grouped_gemm(const __grid_constant__ ptx::TensorMap w, const __grid_constant__ ptx::TensorMap x,
+                 const __grid_constant__ ptx::TensorMap x_unit,
+                 const __grid_constant__ ptx::TensorMap out, const __grid_constant__ GemmArgs a) {
+  using Shared = GemmShared<c>;
+  extern __shared__ __align__(1024) char memory[];
+  const Shared shared{ptx::cvta_to_shared(memory)};
+  GemmWork* work_slots = reinterpret_cast<GemmWork*>(memory + Shared::kLayout.work);
+  u32* tile_ends = reinterpret_cast<u32*>(memory + Shared::kLayout.tile_ends);
+  if (threadIdx.x == 0) shared.init_barriers();
+  count_tiles<c>(a, tile_ends);
+  __syncthreads();
+  const u32 group = threadIdx.x / kGroupThreads;
+  if (group == 0) {
+    ptx::setmaxnreg_dec<kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      GemmProducer<c>{shared, work_slots, w, x, x_unit, a, tile_ends, {}, {}}.run();
+    }
+  } else {
+    ptx::setmaxnreg_inc<kConsumerRegisters>();
+    const u32 columns = c.swiglu ? a.n / 2 : a.n;
+    const GemmOutput output{out, a.out, a.row_weights, columns};
+    GemmConsumer<c>(shared, work_slots, output, group - 1, a.k / kBlockK).run();
+  }
+}
+
+}  // namespace mokbench

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which tiles a grouped GEMM is made of, and in which order its CTAs take them. No GPU in here:
+// the host compiles it too, for tests.
+//
+// Rows are sorted by expert. A tile is kTileCols output columns of one expert times up to tile_rows
+// of its rows, in units of kRowUnit: an expert's units are shared out evenly among its row tiles,
+// because a short tile reads its weights for few rows.
+#pragma once
+
+#include "protocol.h"
+
+namespace mokbench {
+
+constexpr u32 kTileCols = 128;  // 64 a consumer warpgroup
+constexpr u32 kRowUnit = 32;
+constexpr u32 kMaxGemmExperts = 512;
+
+// A C++20 template value in the kernel. Stages: k-blocks of both operands in shared memory.
+struct GemmConfig {
+  u32 tile_rows = 256;
+  u32 stages = 4;
+  u32 group_tiles = 8;       // row tiles of an expert that share a column block one after the other
+  bool swiglu = false;       // weights alternate 8 gate rows, 8 up rows; half as many columns out
+  bool row_weights = false;  // output rows are multiplied by a weight each
+};
+
+constexpr u32 ceil_div(u32 a, u32 b) { return (a + b - 1) / b; }
+constexpr u32 min_of(u32 a, u32 b) { return a < b ? a : b; }
+
+constexpr u32 row_units(u32 rows) { return ceil_div(rows, kRowUnit); }
+constexpr u32 row_tiles(const GemmConfig& c, u32 rows) {
+  return ceil_div(row_units(rows), c.tile_rows / kRowUnit);
+}
+
+// The nth of `parts` even shares of `units`: larger shares first.
+struct Share {
+  u32 first;
+  u32 count;
+};
+constexpr Share share_of(u32 units, u32 parts, u32 nth) {
+  const u32 base = units / parts;
+  const u32 extra = units % parts;
+  return {nth * base + min_of(nth, extra), base + (nth < extra ? 1 : 0)};
+}
+
+// The order in which the tiles of a launch are taken: one after the other by whoever is free. The
+// last ones, which would leave CTAs idle, are cut into `pieces` of rows each.
+struct TileQueue {
+  u32 whole;   // tiles that stay whole
+  u32 pieces;  // of each of the tiles behind them
+  u32 items;
+
+  constexpr TileQueue(const GemmConfig& c, u32 tiles, u32 num_ctas)
+      : whole(tiles), pieces(1), items(tiles) {
+    const u32 rest = tiles % num_ctas;
+    const u32 most = c.tile_rows / kRowUnit;
+    // Rounds times units of the largest piece, each piece with its share of filling the pipeline.
+    u32 best = kHundredths * most + kPieceCost;
+    for (u32 cut = 2; cut <= min_of(most, kMaxPieces) && rest > 0; ++cut) {
+      const u32 rounds = ceil_div(rest * cut, num_ctas);
+      const u32 cost = rounds * (kHundredths * ceil_div(most, cut) + kPieceCost);
+      if (cost < best) {
+        best = cost;
+        pieces = cut;
+      }
+    }
+    if (pieces > 1) {
+      whole = tiles - rest;
+      items = whole + rest * pieces;
+    }
+  }
+
+  struct Item {
+    u32 tile;
+    u32 piece;
+  };
+  constexpr Item item(u32 index) const {
+    if (index < whole) return {index, 0};
+    return {whole + (index - whole) / pieces, (index - whole) % pieces};
+  }
+  constexpr u32 pieces_of(u32 tile) const { return tile < whole ? 1 : pieces; }
+
+ private:
+  static constexpr u32 kMaxPieces = 4;
+  static constexpr u32 kHundredths = 100;
+  static constexpr u32 kPieceCost = 70;
+};
+
+// A tile, or a piece of one, as the producer hands it to the consumers. None behind the last: units
+// is 0.
+struct alignas(16) GemmWork {
+  u32 units;
+  u32 row;       // first of the input and of the output
+  u32 num_rows;  // that are the expert's
+  u32 column;    // first of the output before SwiGLU
+};
+
+// Walks the queue's items in rising order; not all of them need to be asked for. tile_ends[e] is
+// the number of tiles of experts 0 to e, row_ends[e] the row behind expert e's last.
+struct TileWalk {
+  const GemmConfig& c;
+  const u32* tile_ends;
+  const i32* row_ends;
+  u32 n;
+  TileQueue queue;
+  u32 expert = 0;  // of the item last asked for
+
+  constexpr TileWalk(const GemmConfig& c, const u32* tile_ends, const i32* row_ends,
+                     u32 num_experts, u32 n, u32 num_ctas)
+      : c(c),
+        tile_ends(tile_ends),
+        row_ends(row_ends),
+        n(n),
+        queue(c, num_experts > 0 ? tile_ends[num_experts - 1] : 0, num_ctas) {}
+
+  // Columns outer, rows inner: both operands of the tiles that run together stay in the L2. A piece
+  // may be empty.
+  constexpr GemmWork at(u32 index) {
+    const TileQueue::Item item = queue.item(index);
+    while (item.tile >= tile_ends[expert]) ++expert;
+    const u32 begin = expert > 0 ? row_ends[expert - 1] : 0;
+    const u32 rows = row_ends[expert] - begin;
+    const u32 nth = item.tile - (expert > 0 ? tile_ends[expert - 1] : 0);
+    const u32 num_row_tiles = row_tiles(c, rows);
+    const u32 group_size = c.group_tiles * ceil_div(n, kTileCols);
+    const u32 first_row_tile = nth / group_size * c.group_tiles;
+    const u32 within = nth % group_size;
+    const u32 in_group = min_of(c.group_tiles, num_row_tiles - first_row_tile);
+    const Share tile = share_of(row_units(rows), num_row_tiles, first_row_tile + within % in_group);
+    const Share part = share_of(tile.count, queue.pieces_of(item.tile), item.piece);
+    const u32 first_row = (tile.first + part.first) * kRowUnit;
+    const u32 num_rows = min_of(rows - first_row, part.count * kRowUnit);
+    return {part.count, begin + first_row, num_rows, within / in_group * kTileCols};
+  }
+};
+
+// Dynamic shared memory: the ring, two buffers of stores a consumer warpgroup, barriers, work, and
+// the tile ends with a few words behind them.
+constexpr u32 kWorkSlots = 2;
+constexpr u32 kLineBytes = 128;  // a row of a k-block, the swizzle's width
+constexpr u32 kWeightBytes = kTileCols * kLineBytes;
+constexpr u32 kStagingBytes = 4 * 64 * kLineBytes;
+constexpr u32 kCountWords = 16;
+
+struct GemmLayout {
+  u32 stage_bytes;
+  u32 staging;
+  u32 barriers;
+  u32 work;
+  u32 tile_ends;
+  u32 bytes;
+};
+
+constexpr GemmLayout gemm_layout(const GemmConfig& c) {
+  GemmLayout l{};
+  l.stage_bytes = kWeightBytes + c.tile_rows * kLineBytes;
+  l.staging = c.stages * l.stage_bytes;
+  l.barriers = l.staging + kStagingBytes;
+  l.work = ceil_div(l.barriers + 8 * (2 * c.stages + 2 * kWorkSlots), 16) * 16;
+  l.tile_ends = l.work + kWorkSlots * static_cast<u32>(sizeof(GemmWork));
+  l.bytes = l.tile_ends + 4 * (kMaxGemmExperts + kCountWords);
+  return l;
+}
+
+}  // namespace mokbench

@@ -1,0 +1,134 @@
+"""Tile shapes of the project's grouped GEMM, and the cost model that picks one.
+
+Nothing here needs a GPU. The layout of shared memory mirrors gemm_layout of kernels/gemm/plan.h.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+TILE_COLS = 128  # kTileCols
+ROW_UNIT = 32  # kRowUnit
+BLOCK_K = 64  # kBlockK
+MAX_EXPERTS = 512  # kMaxGemmExperts
+TILE_ROWS = (32, 64, 128, 192, 256)
+# What a CTA of sm_90 may have.
+MAX_SHARED_BYTES = 232_448
+_LINE_BYTES = 128
+_WORK_SLOTS, _WORK_BYTES, _COUNT_WORDS = 2, 16, 16
+_STAGING_BYTES = 4 * 64 * _LINE_BYTES
+_MAX_STAGES = 10
+
+# The cost model's constants, in SM cycles a 64-wide k-block. Tensor cores do 64 x 8 x 16 BF16
+# products in 4 cycles, so 32 rows of 128 columns take 128. A k-block's operands reach an SM at
+# about 55 bytes a cycle when all SMs load (8 full-size tiles in turn hide it, short ones do not),
+# and the weights come from memory at 18 when rows are few (4.1 TB/s over 132 SMs at 1.75 GHz).
+_CYCLES_A_UNIT = 128.0
+_L2_BYTES_A_CYCLE = 55.0
+_HBM_BYTES_A_CYCLE = 18.0
+_CYCLES_A_TILE = 600.0
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """The kernel's template argument; see GemmConfig of kernels/gemm/plan.h."""
+
+    tile_rows: int = 256
+    stages: int = 4
+    group_tiles: int = 8
+    swiglu: bool = False
+    row_weights: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tile_rows not in TILE_ROWS:
+            raise ValueError(f"tile_rows is {self.tile_rows}; allowed are {TILE_ROWS}")
+        most = most_stages(self.tile_rows)
+        if not 2 <= self.stages <= most:
+            raise ValueError(
+                f"stages is {self.stages}; with tile_rows {self.tile_rows} 2 to {most} fit"
+            )
+        if self.group_tiles < 1:
+            raise ValueError(f"group_tiles is {self.group_tiles}; at least 1")
+
+    @property
+    def expression(self) -> str:
+        """The kernel's C++ name."""
+        flags = ",".join(f".{name}={str(value).lower()}" for name, value in vars(self).items())
+        return f"mokbench::grouped_gemm<mokbench::GemmConfig{{{flags}}}>"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return _shared_bytes(self.tile_rows, self.stages)
+
+    @property
+    def store_rows(self) -> int:
+        """chunk_rows: rows of one store's box."""
+        return min(64, max(ROW_UNIT, self.tile_rows // 2 // ROW_UNIT * ROW_UNIT))
+
+    @property
+    def store_columns(self) -> int:
+        """Columns of one store's box: a consumer warpgroup's, half of them after SwiGLU."""
+        return 32 if self.swiglu else 64
+
+
+def _shared_bytes(tile_rows: int, stages: int) -> int:
+    barriers = stages * (TILE_COLS + tile_rows) * _LINE_BYTES + _STAGING_BYTES
+    work = -(-(barriers + 8 * (2 * stages + 2 * _WORK_SLOTS)) // 16) * 16
+    return work + _WORK_SLOTS * _WORK_BYTES + 4 * (MAX_EXPERTS + _COUNT_WORDS)
+
+
+def most_stages(tile_rows: int) -> int:
+    """As many k-blocks as shared memory holds."""
+    stages = 1
+    while stages < _MAX_STAGES and _shared_bytes(tile_rows, stages + 1) <= MAX_SHARED_BYTES:
+        stages += 1
+    return stages
+
+
+@dataclass(frozen=True)
+class GemmCost:
+    """What the model expects of one tile height: ``cycles`` of the busiest SM."""
+
+    tile_rows: int
+    tiles: int
+    cycles: float
+
+
+def gemm_cost(tile_rows: int, rows: float, experts: int, n: int, k: int, num_sms: int) -> GemmCost:
+    """Of ``experts`` experts with ``rows`` rows each, on the average; weights [n, k] each."""
+    units = max(1, ceil(rows / ROW_UNIT))
+    row_tiles = ceil(units / (tile_rows // ROW_UNIT))
+    tile_units = ceil(units / row_tiles)
+    tiles = experts * row_tiles * ceil(n / TILE_COLS)
+    weight_bytes = TILE_COLS * _LINE_BYTES
+    loaded = (weight_bytes + tile_units * ROW_UNIT * _LINE_BYTES) / _L2_BYTES_A_CYCLE
+    # Each expert's weights come from memory once, whatever the number of row tiles.
+    from_memory = weight_bytes / _HBM_BYTES_A_CYCLE / row_tiles * (num_sms / 132)
+    block = max(_CYCLES_A_UNIT * tile_units, loaded, from_memory)
+    rounds = tiles / num_sms if tiles > num_sms else 1.0
+    return GemmCost(tile_rows, tiles, rounds * (k / BLOCK_K * block + _CYCLES_A_TILE))
+
+
+def choose_gemm(
+    rows: float,
+    experts: int,
+    n: int,
+    k: int,
+    num_sms: int,
+    tile_rows: int | None = None,
+    stages: int | None = None,
+    swiglu: bool = False,
+    row_weights: bool = False,
+) -> GemmConfig:
+    """The cheapest tile height by ``gemm_cost``, the shortest of equals, and all stages that fit.
+
+    ``rows`` is the average per expert; ``tile_rows`` and ``stages`` are taken as they are given.
+    """
+    costs = [gemm_cost(height, rows, experts, n, k, num_sms) for height in TILE_ROWS]
+    best = tile_rows or min(costs, key=lambda cost: (cost.cycles, cost.tile_rows)).tile_rows
+    return GemmConfig(
+        tile_rows=best,
+        stages=stages or most_stages(best),
+        swiglu=swiglu,
+        row_weights=row_weights,
+    )

@@ -1,0 +1,137 @@
+"""The project's grouped GEMM on sm_90 (kernels/gemm): out[r] = x[r] @ w[expert of r].T, in BF16.
+
+Rows are sorted by expert and the experts' row counts are read on the device, so a call only queues
+work and a CUDA graph can hold it. Sums are FP32, and what a row gets depends on neither the tile
+it fell into nor the number of SMs.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from mokbench import jit
+from mokbench.device_kernel import DeviceKernel
+from mokbench.errors import UnsupportedError
+from mokbench.gemm_config import BLOCK_K, MAX_EXPERTS, ROW_UNIT, TILE_COLS, GemmConfig
+from mokbench.tensor_map import tensor_map
+
+SOURCE = "gemm/grouped.cuh"
+_THREADS = 384  # kGemmThreads
+_COLUMN_STEP = 64
+_PACKED_ROWS = 8
+_MAX_MAPS = 64
+
+
+class GemmArgs(ctypes.Structure):
+    """GemmArgs of gemm/grouped.cuh."""
+
+    _fields_ = (
+        ("row_ends", ctypes.c_uint64),
+        ("row_weights", ctypes.c_uint64),
+        ("out", ctypes.c_uint64),
+        ("next", ctypes.c_uint64),
+        ("num_experts", ctypes.c_uint32),
+        ("n", ctypes.c_uint32),
+        ("k", ctypes.c_uint32),
+    )
+
+
+def gemm_problem(experts: int, n: int, k: int) -> str | None:
+    """Why the kernel cannot take weights [experts, n, k], or None."""
+    if experts > MAX_EXPERTS:
+        return f"our grouped GEMM takes at most {MAX_EXPERTS} experts a rank, found {experts}"
+    if n % _COLUMN_STEP or k % BLOCK_K or k < 2 * BLOCK_K:
+        return (
+            f"our grouped GEMM needs output columns in multiples of {_COLUMN_STEP} and inner "
+            f"sizes in multiples of {BLOCK_K} from {2 * BLOCK_K} on, found {n} and {k}"
+        )
+    return None
+
+
+def pack_gate_up(w13: Tensor) -> Tensor:
+    """Weights for the SwiGLU epilogue: [E, 2 I, H], gate rows then up rows, to 8 and 8 in turn.
+
+    A thread of the kernel then holds gate and up of the same column. I is a multiple of 64.
+    """
+    experts, rows, hidden = w13.shape
+    halves = w13.view(experts, 2, rows // 2 // _PACKED_ROWS, _PACKED_ROWS, hidden)
+    return halves.transpose(1, 2).contiguous().view(experts, rows, hidden)
+
+
+class GroupedGemm:
+    """Calls with one set of weights [E, N, K] (packed by ``pack_gate_up`` for SwiGLU).
+
+    ``num_sms`` is the grid, so that ranks that share a GPU leave each other room. Calls of one
+    object must not overlap: they share a counter.
+    """
+
+    def __init__(self, weights: Tensor, config: GemmConfig, num_sms: int, arch: str) -> None:
+        experts, n, k = weights.shape
+        if problem := gemm_problem(experts, n, k):
+            raise UnsupportedError(problem)
+        _expect(weights, (experts, n, k), torch.bfloat16)
+        self.config, self.num_sms = config, num_sms
+        self._weights = weights
+        self._columns = n // 2 if config.swiglu else n
+        cubin = jit.build(SOURCE, config.expression, arch)
+        self._kernel = DeviceKernel(cubin, config.shared_bytes)
+        self._next = torch.zeros(2, dtype=torch.int32, device=weights.device)
+        self._arguments = GemmArgs(next=self._next.data_ptr(), num_experts=experts, n=n, k=k)
+        self._weight_map = tensor_map(weights, TILE_COLS, BLOCK_K)
+        self._maps: dict[tuple[int, int, bool], list[ctypes.Array[ctypes.c_ubyte]]] = {}
+
+    def __call__(
+        self, x: Tensor, row_ends: Tensor, out: Tensor, row_weights: Tensor | None = None
+    ) -> Tensor:
+        """Queue out [M, N] (N / 2 by SwiGLU) from x [M, K]; rows behind the last end keep theirs.
+
+        ``row_ends`` [E] int32 rises to at most M; expert e has the rows from row_ends[e - 1] on.
+        ``row_weights`` [M] FP32 where the config asks for them.
+        """
+        rows = x.shape[0]
+        _expect(x, (rows, self._weights.shape[2]), torch.bfloat16)
+        _expect(out, (rows, self._columns), torch.bfloat16)
+        _expect(row_ends, (self._weights.shape[0],), torch.int32)
+        if rows == 0:
+            return out
+        arguments = self._arguments
+        if self.config.row_weights:
+            assert row_weights is not None, "this config multiplies rows by weights"
+            _expect(row_weights, (rows,), torch.float32)
+            arguments.row_weights = row_weights.data_ptr()
+        arguments.row_ends, arguments.out = row_ends.data_ptr(), out.data_ptr()
+        maps = [self._weight_map, *self._input_maps(x), self._output_map(out)]
+        stream = torch.cuda.current_stream().cuda_stream
+        self._kernel.launch(self.num_sms, _THREADS, [*maps, arguments], stream)
+        return out
+
+    def _input_maps(self, x: Tensor) -> list[ctypes.Array[ctypes.c_ubyte]]:
+        key = (x.data_ptr(), x.shape[0], True)
+        if key not in self._maps:
+            heights = (self.config.tile_rows, ROW_UNIT)
+            self._keep(key, [tensor_map(x, height, BLOCK_K) for height in heights])
+        return self._maps[key]
+
+    def _output_map(self, out: Tensor) -> ctypes.Array[ctypes.c_ubyte]:
+        key = (out.data_ptr(), out.shape[0], False)
+        if key not in self._maps:
+            config = self.config
+            self._keep(key, [tensor_map(out, config.store_rows, config.store_columns)])
+        return self._maps[key][0]
+
+    def _keep(self, key: tuple[int, int, bool], maps: list[ctypes.Array[ctypes.c_ubyte]]) -> None:
+        """Encoding takes microseconds on the CPU; a system calls with the same buffers again."""
+        while len(self._maps) >= _MAX_MAPS:
+            self._maps.pop(next(iter(self._maps)))
+        self._maps[key] = maps
+
+
+def _expect(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Bulk copies start at multiples of 16 bytes and know no strides here."""
+    found = (tuple(tensor.shape), tensor.dtype, tensor.is_contiguous(), tensor.data_ptr() % 16)
+    if found != (shape, dtype, True, 0) and (tensor.numel() or found[:2] != (shape, dtype)):
+        raise ValueError(
+            f"found {found[0]} of {dtype if dtype == found[1] else found[1]}, contiguous "
+            f"{found[2]}, {found[3]} bytes off a 16-byte address, where {shape} of {dtype} belongs"
+        )

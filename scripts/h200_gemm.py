@@ -1,0 +1,223 @@
+"""Checks and times the grouped GEMM on one GPU; run from the repository root.
+
+    python scripts/h200_gemm.py OUT [STEP ...]
+
+Steps, all by default: check (pytest tests/gpu/test_gemm.py), bench (our kernel, torch._grouped_mm
+and an 8192^3 matmul in turn, so that all share one clock). OUT gets check.log and gemm.json (every
+figure, with machine, date, versions and command); the last lines are a table.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mokbench import jit, machine
+from mokbench.device_kernel import DeviceKernel
+from mokbench.gemm_config import GemmConfig, choose_gemm, most_stages
+from mokbench.grouped_gemm import GroupedGemm
+from mokbench.measure.gpu_timing import StampArgs, _start_and_clock
+
+ARCH = "sm_90a"
+# BF16 operations an SM of sm_90 does in a cycle: m64n256k16 takes 128.
+_FLOP_A_CYCLE = 4096
+_SECONDS, _MAX_ROUNDS, _WARM_ROUNDS = 0.5, 60, 5
+PEAK = "8192^3"
+
+# name, experts, rows, n, k
+SHAPES = [
+    ("E32 M65536 N4096 K7168", 32, 65536, 4096, 7168),
+    ("E32 M65536 N7168 K2048", 32, 65536, 7168, 2048),
+    ("E128 M65536 N1536 K2048", 128, 65536, 1536, 2048),
+    ("E128 M65536 N2048 K768", 128, 65536, 2048, 768),
+    ("E8 M16384 N28672 K4096", 8, 16384, 28672, 4096),
+    ("E8 M16384 N4096 K14336", 8, 16384, 4096, 14336),
+]
+SWIGLU = {"E32 M65536 N4096 K7168", "E128 M65536 N1536 K2048", "E8 M16384 N28672 K4096"}
+RAGGED = {"E128 M65536 N1536 K2048", "E128 M65536 N2048 K768"}
+FEW = ("E32 M1024 N4096 K7168", 32, 1024, 4096, 7168)
+
+Lanes = dict[str, Callable[[], object]]
+
+
+def in_turn(lanes: Lanes) -> dict[str, dict[str, float]]:
+    """Each lane's launches one after the other, round by round; medians of us and SM MHz."""
+    num_sms = torch.cuda.get_device_properties(0).multi_processor_count
+    stamp = DeviceKernel(jit.build("timing.cuh", "mokbench::stamp_clocks", ARCH))
+    stream = torch.cuda.current_stream().cuda_stream
+
+    def rounds(count: int) -> dict[str, dict[str, float]]:
+        stamps = torch.zeros((count, len(lanes), 2, num_sms, 2), dtype=torch.int64, device="cuda")
+        events = [
+            [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in lanes]
+            for _ in range(count)
+        ]
+        for i in range(count):
+            for j, call in enumerate(lanes.values()):
+                for k in range(2):
+                    if k == 1:
+                        call()
+                        events[i][j][1].record()
+                    arguments = StampArgs(stamps[i, j, k].data_ptr(), num_sms)
+                    stamp.launch(num_sms, 32, [arguments], stream)
+                    if k == 0:
+                        events[i][j][0].record()
+        torch.cuda.synchronize()
+        readings = stamps.cpu().double()
+        found = {}
+        for j, name in enumerate(lanes):
+            us = [events[i][j][0].elapsed_time(events[i][j][1]) * 1e3 for i in range(count)]
+            clocks = [_start_and_clock(*readings[i, j])[1] for i in range(count)]
+            cycles = [a * b for a, b in zip(us, clocks, strict=True)]
+            found[name] = {
+                "us": float(np.median(us)),
+                "sm_clock_mhz": float(np.median(clocks)),
+                "sm_cycles": float(np.median(cycles)),
+                "rounds": count,
+            }
+        return found
+
+    trial = rounds(_WARM_ROUNDS)
+    turn_s = sum(lane["us"] for lane in trial.values()) / 1e6
+    return rounds(max(10, min(_MAX_ROUNDS, round(_SECONDS / turn_s))))
+
+
+def segments(experts: int, rows: int, kind: str) -> torch.Tensor:
+    """Row counts: equal, exponential in 128-row steps, or those of random routing."""
+    generator = torch.Generator().manual_seed(3)
+    if kind == "balanced":
+        return torch.full((experts,), rows // experts)
+    if kind == "ragged":
+        chosen = torch.randint(experts, (rows,), generator=generator)
+        return torch.bincount(chosen, minlength=experts)
+    shares = torch.rand(experts, generator=generator).log().neg()
+    sizes = (shares / shares.sum() * (rows // 128)).floor().long() * 128
+    sizes[0] += rows - sizes.sum()
+    return sizes
+
+
+class Case:
+    """Inputs of one shape on the GPU."""
+
+    def __init__(self, experts: int, rows: int, n: int, k: int, kind: str) -> None:
+        generator = torch.Generator("cuda").manual_seed(1)
+        options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+        self.x = torch.randn(rows, k, generator=generator, **options)
+        self.weights = torch.randn(experts, n, k, generator=generator, **options).mul_(k**-0.5)
+        sizes = segments(experts, rows, kind)
+        self.ends = sizes.cumsum(0).to(torch.int32).cuda()
+        self.out = torch.empty(rows, n, **options)
+        self.flop = 2.0 * rows * n * k
+        self.sms = torch.cuda.get_device_properties(0).multi_processor_count
+
+    def ours(self, config: GemmConfig, num_sms: int | None = None) -> Callable[[], object]:
+        """A launch of our kernel; by SwiGLU the weights lie as if packed: only the time counts."""
+        gemm = GroupedGemm(self.weights, config, num_sms or self.sms, ARCH)
+        rows, n = self.out.shape
+        out = self.out.view(-1)[: rows * n // 2].view(rows, n // 2) if config.swiglu else self.out
+        return lambda: gemm(self.x, self.ends, out)
+
+    def torch(self) -> Callable[[], object]:
+        """A launch of torch._grouped_mm."""
+        transposed = self.weights.transpose(1, 2)
+        return lambda: torch._grouped_mm(self.x, transposed, self.ends)
+
+
+def peak_lane() -> tuple[str, Callable[[], object]]:
+    """Name and launch of the matmul that stands for the machine."""
+    x, y = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in "xy")
+    return PEAK, lambda: x @ y.T
+
+
+def rates(found: dict[str, dict[str, float]], flop: float, sms: int) -> dict[str, Any]:
+    """The lanes with TFLOP/s and the share of cycles in which the tensor cores of all SMs work."""
+    for name, lane in found.items():
+        work = 2.0 * 8192**3 if name == PEAK else flop
+        lane["tflops"] = work / lane["us"] / 1e6
+        lane["mma_utilization"] = work / (_FLOP_A_CYCLE * sms) / lane["sm_cycles"]
+    return found
+
+
+def bench(out: Path) -> dict[str, Any]:
+    """All rows of the table."""
+    found: dict[str, Any] = {}
+    name_of_peak, peak = peak_lane()
+    for name, experts, rows, n, k in SHAPES:
+        for kind in ("balanced", "skewed", "ragged"):
+            if kind != "balanced" and name not in RAGGED:
+                continue
+            case = Case(experts, rows, n, k, kind)
+            config = choose_gemm(rows / experts, experts, n, k, case.sms)
+            lanes: Lanes = {"ours": case.ours(config), "torch": case.torch(), name_of_peak: peak}
+            for height in (192, 128):
+                lanes[f"ours{height}"] = case.ours(GemmConfig(height, most_stages(height)))
+            if name in SWIGLU and kind == "balanced":
+                gated = GemmConfig(config.tile_rows, config.stages, swiglu=True)
+                lanes["swiglu"] = case.ours(gated)
+            if kind == "balanced":
+                lanes["ours33"] = case.ours(config, case.sms // 4)
+            lanes["ours"](), lanes["torch"]()
+            found[f"{name} {kind}"] = rates(in_turn(lanes), case.flop, case.sms)
+            show(f"{name} {kind}", found[f"{name} {kind}"])
+            del case, lanes
+            torch.cuda.empty_cache()
+    name, experts, rows, n, k = FEW
+    case = Case(experts, rows, n, k, "balanced")
+    config = choose_gemm(rows / experts, experts, n, k, case.sms)
+    lanes = {"ours": case.ours(config), "torch": case.torch(), "read": case.weights.view(-1).sum}
+    lanes["ours64"] = case.ours(GemmConfig(64, most_stages(64)))
+    found[name] = rates(in_turn(lanes), case.flop, case.sms)
+    show(name, found[name])
+    return found
+
+
+def show(name: str, lanes: dict[str, Any]) -> None:
+    """One line a lane."""
+    print(name)
+    for lane, value in lanes.items():
+        print(
+            f"    {lane:8} {value['us']:9.1f} us {value['tflops']:6.0f} TFLOP/s "
+            f"MMA {value['mma_utilization']:6.1%} {value['sm_clock_mhz']:6.0f} MHz",
+            flush=True,
+        )
+
+
+def check(out: Path) -> dict[str, Any]:
+    """The kernel's GPU tests."""
+    with (out / "check.log").open("wb") as log:
+        command = [sys.executable, "-m", "pytest", "tests/gpu/test_gemm.py", "-q"]
+        done = subprocess.run([*command, "-p", "no:cacheprovider"], stdout=log, stderr=log)
+    return {"exit_code": done.returncode}
+
+
+def main() -> int:
+    """Every step in its turn."""
+    out = Path(sys.argv[1])
+    out.mkdir(parents=True, exist_ok=True)
+    steps = {"check": check, "bench": bench}
+    figures: dict[str, Any] = {}
+    for name in sys.argv[2:] or steps:
+        try:
+            figures[name] = steps[name](out)
+        except Exception as error:
+            figures[name] = {"error": f"{type(error).__name__}: {error}"}
+            print(figures[name])
+        content = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": ["python", "scripts/h200_gemm.py", "OUT", *sys.argv[2:]],
+            "machine": machine.describe().model_dump(mode="json"),
+            "versions": machine.versions(),
+            "figures": figures,
+        }
+        (out / "gemm.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
