@@ -198,3 +198,14 @@ class SignalRank:
 
 def copy_rate(kind: str, row_bytes: int, num_rows: int, repeats: int) -> list[float]:
     """GB/s of copying num_rows rows: memcpy as one block, pull gathering, or push scattering."""
+
+def gemm_tiles(
+    row_ends: list[int], n: int, *, num_ctas: int, tile_rows: int, group_tiles: int
+) -> list[tuple[int, int, int, int, int]]:
+    """The GPU's grouped GEMM as its CTAs take it: (expert, column, row, rows, units) of each item.
+
+    Units are 32 rows, the last one's cut by the expert's end; a piece without units is skipped.
+    """
+
+def gemm_layout(tile_rows: int, stages: int) -> dict[str, int]:
+    """Offsets in that kernel's dynamic shared memory, and its size as ``bytes``."""

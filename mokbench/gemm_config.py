@@ -10,13 +10,14 @@ TILE_COLS = 128  # kTileCols
 ROW_UNIT = 32  # kRowUnit
 BLOCK_K = 64  # kBlockK
 MAX_EXPERTS = 512  # kMaxGemmExperts
-TILE_ROWS = (32, 64, 128, 192, 256)
+TILE_ROWS = (32, 64, 128, 256)
 # What a CTA of sm_90 may have.
 MAX_SHARED_BYTES = 232_448
 _LINE_BYTES = 128
-_WORK_SLOTS, _WORK_BYTES, _COUNT_WORDS = 2, 16, 16
+_WORK_SLOTS, _WORK_BYTES, _COUNT_WORDS = 1, 32, 16
 _STAGING_BYTES = 4 * 64 * _LINE_BYTES
 _MAX_STAGES = 10
+_COLUMN_STEP = 64
 
 # The cost model's constants, in SM cycles a 64-wide k-block. Tensor cores do 64 x 8 x 16 BF16
 # products in 4 cycles, so 32 rows of 128 columns take 128. A k-block's operands reach an SM at
@@ -85,6 +86,18 @@ def most_stages(tile_rows: int) -> int:
     return stages
 
 
+def gemm_problem(experts: int, n: int, k: int) -> str | None:
+    """Why the kernel cannot take weights [experts, n, k], or None."""
+    if experts > MAX_EXPERTS:
+        return f"our grouped GEMM takes at most {MAX_EXPERTS} experts a rank, found {experts}"
+    if n % _COLUMN_STEP or k % BLOCK_K or k < 2 * BLOCK_K:
+        return (
+            f"our grouped GEMM needs output columns in multiples of {_COLUMN_STEP} and inner "
+            f"sizes in multiples of {BLOCK_K} from {2 * BLOCK_K} on, found {n} and {k}"
+        )
+    return None
+
+
 @dataclass(frozen=True)
 class GemmCost:
     """What the model expects of one tile height: ``cycles`` of the busiest SM."""
@@ -102,8 +115,10 @@ def gemm_cost(tile_rows: int, rows: float, experts: int, n: int, k: int, num_sms
     tiles = experts * row_tiles * ceil(n / TILE_COLS)
     weight_bytes = TILE_COLS * _LINE_BYTES
     loaded = (weight_bytes + tile_units * ROW_UNIT * _LINE_BYTES) / _L2_BYTES_A_CYCLE
-    # Each expert's weights come from memory once, whatever the number of row tiles.
-    from_memory = weight_bytes / _HBM_BYTES_A_CYCLE / row_tiles * (num_sms / 132)
+    # Each expert's weights come from memory once, whatever the number of row tiles, and SMs without
+    # a tile leave the others their share.
+    busy = min(tiles, num_sms) / num_sms
+    from_memory = weight_bytes / _HBM_BYTES_A_CYCLE / row_tiles * busy
     block = max(_CYCLES_A_UNIT * tile_units, loaded, from_memory)
     rounds = tiles / num_sms if tiles > num_sms else 1.0
     return GemmCost(tile_rows, tiles, rounds * (k / BLOCK_K * block + _CYCLES_A_TILE))

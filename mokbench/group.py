@@ -19,7 +19,7 @@ from mokbench.layer import Layer
 from mokbench.measure.in_turn import Lane, measure_in_turn, rank_spread_us
 from mokbench.measure.timing import Step
 from mokbench.stats import StopRule
-from mokbench.systems import Checked, Phased, Setup, options_of, system_class
+from mokbench.systems import Checked, Noted, Phased, Setup, options_of, system_class
 from mokbench.workload import Cell, Regime
 
 # Phases are a by-product of a row, so they get a fraction of its time.
@@ -115,6 +115,8 @@ class GroupRun:
             "peak_memory_bytes": peak.rise_bytes(),
         }
         entry.judge(self._fabric.gather(mine), self._layer.x.dtype)
+        if isinstance(entry.system, Noted):
+            entry.facts["notes"] = list(entry.system.notes)
         return entry
 
     def _prepare(self, entry: Entry) -> None:

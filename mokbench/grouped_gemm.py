@@ -13,12 +13,11 @@ from torch import Tensor
 from mokbench import jit
 from mokbench.device_kernel import DeviceKernel
 from mokbench.errors import UnsupportedError
-from mokbench.gemm_config import BLOCK_K, MAX_EXPERTS, ROW_UNIT, TILE_COLS, GemmConfig
+from mokbench.gemm_config import BLOCK_K, ROW_UNIT, TILE_COLS, GemmConfig, gemm_problem
 from mokbench.tensor_map import tensor_map
 
 SOURCE = "gemm/grouped.cuh"
 _THREADS = 384  # kGemmThreads
-_COLUMN_STEP = 64
 _PACKED_ROWS = 8
 _MAX_MAPS = 64
 
@@ -35,18 +34,6 @@ class GemmArgs(ctypes.Structure):
         ("n", ctypes.c_uint32),
         ("k", ctypes.c_uint32),
     )
-
-
-def gemm_problem(experts: int, n: int, k: int) -> str | None:
-    """Why the kernel cannot take weights [experts, n, k], or None."""
-    if experts > MAX_EXPERTS:
-        return f"our grouped GEMM takes at most {MAX_EXPERTS} experts a rank, found {experts}"
-    if n % _COLUMN_STEP or k % BLOCK_K or k < 2 * BLOCK_K:
-        return (
-            f"our grouped GEMM needs output columns in multiples of {_COLUMN_STEP} and inner "
-            f"sizes in multiples of {BLOCK_K} from {2 * BLOCK_K} on, found {n} and {k}"
-        )
-    return None
 
 
 def pack_gate_up(w13: Tensor) -> Tensor:

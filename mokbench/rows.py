@@ -45,6 +45,7 @@ def measured_record(
     blocks: list[np.ndarray] = result["blocks"]
     step = _step_time(blocks)
     notes, traffic = _fabric_notes(cell, around.link), _traffic(cell, system, facts)
+    notes += result.get("notes", [])
     if around.min_step_note:
         notes.append(around.min_step_note)
     detail, scalars = _signal_fields(system, cell.workload.ranks, around.signals)

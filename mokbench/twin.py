@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from mokbench._twin import SignalRank as SignalRank
     from mokbench._twin import TwinConfig as TwinConfig
     from mokbench._twin import copy_rate as copy_rate
+    from mokbench._twin import gemm_layout as gemm_layout
+    from mokbench._twin import gemm_tiles as gemm_tiles
     from mokbench._twin import layout as layout
     from mokbench._twin import segment_bytes as segment_bytes
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from mokbench.fabric.cuda_signal import SignalArgs
 from mokbench.fabric.overlap import OverlapArgs
+from mokbench.gemm_config import TILE_ROWS, GemmConfig, most_stages
+from mokbench.grouped_gemm import SOURCE
 from mokbench.measure.gpu_timing import AlignArgs, StampArgs
 from mokbench.systems.cuda_push_workspace import KERNELS, PushArgs
 
@@ -29,6 +31,14 @@ PUSH_KERNELS = [
     )
     for hidden, intermediate, experts, top_k in _LAYERS
     for name, file in KERNELS.items()
+]
+
+# What the systems may ask for: every tile height, with and without SwiGLU and row weights.
+GEMM_KERNELS = [
+    (SOURCE, GemmConfig(rows, most_stages(rows), 8, swiglu, row_weights).expression)
+    for rows in TILE_ROWS
+    for swiglu in (False, True)
+    for row_weights in (False, True)
 ]
 
 

@@ -5,9 +5,12 @@ import pytest
 pytest.importorskip("torch")
 
 from mokbench import twin
+from mokbench.gemm_config import GemmConfig
 from mokbench.routing import RoutingSpec
 from mokbench.systems import Checked, Phased, system_class
 from mokbench.systems.cuda_push import Push, PushShape
+from mokbench.systems.gemm_choice import choose
+from mokbench.systems.options import PushOptions
 from mokbench.workload import Cell, Dtype, Model, Regime, Workload
 
 MODEL = Model("m", 2880, 256, 24, 4)
@@ -28,6 +31,8 @@ def test_it_has_phases_and_a_check():
 def test_supported_with_a_graph_and_with_num_sms():
     assert Push.supports(cell()) is None
     assert Push.supports(cell(options=(("num_sms", 8),))) is None
+    assert Push.supports(cell(options=(("gemm", "torch"),))) is None
+    assert Push.supports(cell(options=(("gemm_tile_rows", 128), ("gemm_stages", 6)))) is None
 
 
 @pytest.mark.parametrize(
@@ -37,6 +42,10 @@ def test_supported_with_a_graph_and_with_num_sms():
         ({"nodes": 2}, "one node"),
         ({"options": (("block_m", 128),)}, "block_m"),
         ({"model": Model("m", 2884, 256, 24, 4)}, "hidden"),
+        ({"model": Model("m", 2888, 256, 24, 4)}, "hidden 2888"),
+        ({"model": Model("m", 2880, 96, 24, 4)}, "gemm: torch"),
+        ({"options": (("gemm_tile_rows", 256), ("gemm_stages", 9))}, "stages is 9"),
+        ({"options": (("gemm", "torch"), ("gemm_stages", 4))}, "leave them out"),
         ({"model": Model("m", 2880, 250, 24, 4)}, "intermediate"),
         ({"model": Model("m", 64, 64, 1024, 8), "ranks": 1}, "more ranks"),
         ({"model": Model("m", 64, 64, 64, 17)}, "top_k"),
@@ -46,9 +55,35 @@ def test_what_it_cannot_is_refused_with_what_would_help(changes, words):
     assert words in (Push.supports(cell(**changes)) or "")
 
 
-def test_num_sms_is_refused_on_the_host():
-    found = system_class("push").supports(cell("host", options=(("num_sms", 8),)))
-    assert "num_sms" in (found or "")
+def test_rows_that_torch_takes_and_ours_does_not():
+    odd = Model("m", 2888, 256, 24, 4)
+    assert Push.supports(cell(model=odd, options=(("gemm", "torch"),))) is None
+
+
+@pytest.mark.parametrize(
+    "option, word", [(("num_sms", 8), "num_sms"), (("gemm", "torch"), "cuda fabric")]
+)
+def test_what_only_a_gpu_has_is_refused_on_the_host(option, word):
+    found = system_class("push").supports(cell("host", options=(option,)))
+    assert word in (found or "")
+
+
+def test_the_plan_counts_what_each_gemm_holds():
+    ours, torchs = (
+        Push.workspace_bytes(cell(options=(("gemm", gemm),))) for gemm in ("ours", "torch")
+    )
+    rows, packed = 4 * 64 * 4, 2 * 2 * 6 * 256 * 2880
+    assert ours - torchs == packed - rows * 2 * 256 * 2
+
+
+def test_the_choice_of_tiles_is_written_down():
+    work = cell().workload
+    auto = choose(work, PushOptions(), 132)
+    assert (auto.gate_up.swiglu, auto.down.swiglu) == (True, False)
+    assert auto.notes[0].startswith("gate_up GEMM: tiles of 32 rows, 9 stages, groups of 8; model")
+    given = choose(work, PushOptions(gemm_tile_rows=256, gemm_stages=3, gemm_group_tiles=2), 132)
+    assert given.down == GemmConfig(256, 3, 2)
+    assert given.gate_up == GemmConfig(256, 3, 2, swiglu=True)
 
 
 @pytest.mark.parametrize("ranks, tokens", [(1, 1), (4, 4096), (8, 37)])

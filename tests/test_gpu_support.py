@@ -45,6 +45,8 @@ def test_fitting_cells_are_supported():
         (cell("local", model=Model("m", 96, 100, 8, 2)), "intermediate is 100"),
         (cell("local", model=Model("m", 96, 96, 1024, 2)), "at most 1023 experts"),
         (cell("local", options=(("block_m", 128),)), "leave block_m out"),
+        (cell("local", options=(("gemm", "ours"),)), "gemm: torch"),
+        (cell("local", options=(("gemm_stages", 4),)), "leave them out"),
         (cell("alltoall", ranks=2, graph=True), "graph: false"),
         (cell("alltoall", ranks=4), "NCCL 2.30 or newer and this is 2.28"),
         (cell("alltoall", ranks=12, nodes=2), "one GPU per rank"),
@@ -54,6 +56,14 @@ def test_fitting_cells_are_supported():
 def test_others_are_refused_with_what_helps(refused, words):
     system = Local if refused.system == "local" else Alltoall
     assert words in system.supports(refused)
+
+
+def test_local_takes_our_gemm_where_it_fits(machine):
+    ours = (("gemm", "ours"),)
+    fitting = cell("local", model=Model("m", 2880, 128, 24, 8), options=ours)
+    assert Local.supports(fitting) is None
+    machine.setattr(gpu_support, "compile_reason", lambda: "no triton; compile: false")
+    assert "compile: false" in Local.supports(fitting)
 
 
 def test_newer_or_unknown_nccl_may_share_a_gpu(machine):

@@ -4,10 +4,12 @@ import ctypes
 import shutil
 
 import pytest
-from shipped_kernels import PUSH_KERNELS, SHIPPED
+from shipped_kernels import GEMM_KERNELS, PUSH_KERNELS, SHIPPED
 
 from mokbench import jit
 from mokbench.errors import UnsupportedError
+from mokbench.gemm_config import GemmConfig
+from mokbench.grouped_gemm import SOURCE
 
 pytest.importorskip("cuda.core", reason="needs cuda-core: pip install 'mokbench[cuda]'")
 
@@ -33,6 +35,30 @@ def test_shipped_kernels_compile_without_spills(source, expression):
     assert cubin.resources.wgmma_warnings == ()
     # 65536 registers of an SM over the 512 threads of the largest CTA.
     assert 0 < cubin.resources.registers <= 128
+
+
+@pytest.mark.parametrize("source, expression", GEMM_KERNELS, ids=lambda text: text[-70:])
+def test_grouped_gemms_compile_without_spills_and_serialised_wgmma(source, expression):
+    cubin = jit.build(source, expression, "sm_90a")
+    used = cubin.resources
+    assert (used.spill_store_bytes, used.spill_load_bytes, used.stack_bytes) == (0, 0, 0)
+    assert used.wgmma_warnings == ()
+    # 65536 registers of an SM over 384 threads, whose roles share them out anew.
+    assert used.registers <= 168
+
+
+def test_serialised_wgmma_is_seen(tmp_path, monkeypatch):
+    # Sums that are read while the tensor cores still make others of the same tile.
+    copy = tmp_path / "kernels"
+    shutil.copytree(jit.kernel_root(), copy)
+    tile = copy / "gemm/tile.cuh"
+    text = tile.read_text(encoding="utf-8")
+    wait = "      ptx::wgmma_wait_group<0>();\n      release_previous();"
+    assert text.count(wait) == 1, "tile.cuh has changed: adapt the mutant"
+    tile.write_text(text.replace(wait, "      release_previous();"), encoding="utf-8")
+    monkeypatch.setattr(jit, "kernel_root", lambda: copy)
+    cubin = jit.build(SOURCE, GemmConfig().expression, "sm_90a")
+    assert any("(C75" in warning for warning in cubin.resources.wgmma_warnings)
 
 
 def test_the_cache_gives_back_what_was_compiled(monkeypatch):

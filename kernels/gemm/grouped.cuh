@@ -7,6 +7,8 @@
 
 namespace mokbench {
 
+constexpr u32 kSchedulerThread = 32;  // a warp of its own
+
 // Mirrored by GemmArgs of mokbench/grouped_gemm.py.
 struct GemmArgs {
   const i32* row_ends;       // [experts]: the row behind the expert's last
@@ -47,58 +49,75 @@ __device__ __forceinline__ void count_tiles(const GemmArgs& a, u32* tile_ends) {
   }
 }
 
-// The thread that takes tiles, tells the consumers, and keeps the ring full.
+// The thread that takes tiles and tells the others. It works one tile ahead of the consumers, so
+// that no one waits for its divisions, and not further, so that those who are done first take the
+// rest.
 template <GemmConfig c>
-struct GemmProducer {
+__device__ __forceinline__ void schedule_tiles(GemmShared<c> shared, GemmWork* work_slots,
+                                               const GemmArgs& a, const u32* tile_ends) {
   static constexpr GemmConfig kConfig = c;
+  TileWalk walk(kConfig, tile_ends, a.row_ends, a.num_experts, a.n, gridDim.x);
+  RingPlace<kWorkSlots> place;
+  const auto hand_over = [&](GemmWork work) {
+    work_slots[place.slot] = work;
+    ptx::mbarrier_arrive(shared.work_full(place.slot));
+    place.advance();
+  };
+  u32 index = blockIdx.x;
+  while (true) {
+    ptx::mbarrier_wait(shared.work_empty(place.slot), place.parity ^ 1);
+    GemmWork work{};
+    while (work.units == 0 && index < walk.queue.items) {
+      work = walk.at(index);
+      // Asked for now, needed when a slot is free again.
+      index = gridDim.x + atomicAdd(a.next, 1);
+    }
+    hand_over(work);
+    if (work.units == 0) break;
+  }
+  // Every CTA has taken its last index by now, so the last one may start the count again.
+  if (atomicAdd(a.next + 1, 1) == gridDim.x - 1) a.next[0] = a.next[1] = 0;
+}
 
+// The thread that keeps the ring full.
+template <GemmConfig c>
+struct GemmLoader {
   GemmShared<c> shared;
-  GemmWork* work_slots;
+  const GemmWork* work_slots;
   const ptx::TensorMap& w;       // boxes of kTileCols rows
   const ptx::TensorMap& x;       // boxes of tile_rows rows
   const ptx::TensorMap& x_unit;  // boxes of kRowUnit rows
-  const GemmArgs& a;
-  const u32* tile_ends;
+  u32 n;
+  u32 k;
   RingPlace<c.stages> place;
   RingPlace<kWorkSlots> work_place;
 
   __device__ __forceinline__ void run() {
-    TileWalk walk(kConfig, tile_ends, a.row_ends, a.num_experts, a.n, gridDim.x);
-    u32 index = blockIdx.x;
-    while (index < walk.queue.items) {
-      const GemmWork work = walk.at(index);
-      // Asked for now, needed when this tile's loads are queued.
-      index = gridDim.x + atomicAdd(a.next, 1);
-      if (work.units == 0) continue;
-      hand_over(work);
-      load(work.units, walk.expert * a.n + work.column, work.row);
+    while (true) {
+      ptx::mbarrier_wait(shared.work_full(work_place.slot), work_place.parity);
+      const GemmWork work = work_slots[work_place.slot];
+      ptx::mbarrier_arrive(shared.work_empty(work_place.slot));
+      work_place.advance();
+      if (work.units == 0) return;
+      load(work);
     }
-    hand_over({});
-    // Every CTA has taken its last index by now, so the last one may start the count again.
-    if (atomicAdd(a.next + 1, 1) == gridDim.x - 1) a.next[0] = a.next[1] = 0;
-  }
-
-  __device__ __forceinline__ void hand_over(GemmWork work) {
-    ptx::mbarrier_wait(shared.work_empty(work_place.slot), work_place.parity ^ 1);
-    work_slots[work_place.slot] = work;
-    ptx::mbarrier_arrive(shared.work_full(work_place.slot));
-    work_place.advance();
   }
 
   // All k-blocks of a tile. Rows and columns beyond the tensors' ends arrive as zeros, those of the
   // next expert as they are: neither is stored.
-  __device__ __forceinline__ void load(u32 units, u32 weight_row, u32 row) {
-    for (u32 k = 0; k < a.k; k += kBlockK) {
+  __device__ __forceinline__ void load(const GemmWork& work) {
+    const u32 weight_row = work.expert * n + work.column;
+    for (u32 from = 0; from < k; from += kBlockK) {
       ptx::mbarrier_wait(shared.empty(place.slot), place.parity ^ 1);
       const u32 full = shared.full(place.slot);
-      ptx::mbarrier_arrive_expect_tx(full, kWeightBytes + units * kUnitBytes);
-      ptx::cp_async_bulk_tensor_load(shared.weights(place.slot), w, full, k, weight_row);
-      if (units == c.tile_rows / kRowUnit) {
-        ptx::cp_async_bulk_tensor_load(shared.rows(place.slot), x, full, k, row);
+      ptx::mbarrier_arrive_expect_tx(full, kWeightBytes + work.units * kUnitBytes);
+      ptx::cp_async_bulk_tensor_load(shared.weights(place.slot), w, full, from, weight_row);
+      if (work.units == c.tile_rows / kRowUnit) {
+        ptx::cp_async_bulk_tensor_load(shared.rows(place.slot), x, full, from, work.row);
       } else {
-        for (u32 unit = 0; unit < units; ++unit) {
+        for (u32 unit = 0; unit < work.units; ++unit) {
           ptx::cp_async_bulk_tensor_load(shared.rows(place.slot) + unit * kUnitBytes, x_unit, full,
-                                         k, row + unit * kRowUnit);
+                                         from, work.row + unit * kRowUnit);
         }
       }
       place.advance();
@@ -123,7 +142,9 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   if (group == 0) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      GemmProducer<c>{shared, work_slots, w, x, x_unit, a, tile_ends, {}, {}}.run();
+      GemmLoader<c>{shared, work_slots, w, x, x_unit, a.n, a.k, {}, {}}.run();
+    } else if (threadIdx.x == kSchedulerThread) {
+      schedule_tiles<c>(shared, work_slots, a, tile_ends);
     }
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "copy_rate.h"
+#include "gemm_bindings.h"
 #include "rank_bindings.h"
 #include "shared_memory.h"
 #include "workspace.h"
@@ -155,4 +156,5 @@ NB_MODULE(_twin, m) {
   mokbench::bind_layout(m);
   mokbench::bind_memory(m);
   mokbench::bind_ranks(m);
+  mokbench::bind_gemm(m);
 }

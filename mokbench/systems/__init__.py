@@ -4,6 +4,7 @@ A system is one class in one file of this package. The harness owns timing: a sy
 itself, never prints, and never reads the configuration. See docs/add-a-system.md.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
@@ -114,6 +115,15 @@ class Phased(Protocol):
 
     def combine(self) -> "Tensor":
         """Expert outputs back to their tokens' ranks, weighted and summed."""
+
+
+@runtime_checkable
+class Noted(Protocol):
+    """A system that chose something the reader of its rows should know, once prepared."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """A line each, the same on all ranks."""
 
 
 @runtime_checkable

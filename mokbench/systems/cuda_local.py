@@ -1,20 +1,24 @@
 """One rank on a GPU, no exchange: the layer as one torch.compile'd function around grouped GEMMs.
 
 Gather into expert order, gate and up, SwiGLU, down, weighted sum per token. Routes are sorted on
-the device, so the CPU never waits and a CUDA graph can hold the pass.
+the device, so the CPU never waits and a CUDA graph can hold the pass. With our grouped GEMM what is
+before it and what is behind it are compiled apart.
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from mokbench.errors import UnsupportedError
 from mokbench.systems import Setup, expect_options, options_of
-from mokbench.systems.gpu_support import DEFAULT_BLOCK_M, grouped_mm_reason
+from mokbench.systems.gemm_choice import choose, gemm_reason
+from mokbench.systems.gpu_support import DEFAULT_BLOCK_M, compiler_reason, grouped_mm_reason
 from mokbench.systems.options import LocalOptions
 from mokbench.workload import Cell
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Layer = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 # torch._grouped_mm has its fast kernels for these; elsewhere it loops over experts on the CPU.
 _CAPABILITIES = (9, 10)
 
@@ -27,28 +31,64 @@ class Local:
     traffic: ClassVar[str | None] = None
     signal: ClassVar[str | None] = None
 
+    def __init__(self) -> None:
+        self.notes: Sequence[str] = ()
+        self._layer: Layer | None = None
+
     @staticmethod
     def supports(cell: Cell) -> str | None:
         """One rank, shapes that grouped GEMMs take, and a compiler where it is asked for."""
         options = expect_options(options_of(cell), LocalOptions)
         if cell.workload.ranks != 1:
             return f"local has no exchange and runs with ranks: 1 only, not {cell.workload.ranks}"
-        return tile_reason(options.block_m) or grouped_mm_reason(cell, options.compile)
+        if options.gemm == "torch":
+            reason = grouped_mm_reason(cell, options.compile)
+        else:
+            reason = compiler_reason(options.compile)
+        return tile_reason(options.block_m) or gemm_reason(cell, options) or reason
 
     @staticmethod
     def workspace_bytes(cell: Cell) -> int:
         """Per route: input and output rows, gate and up, hidden, sort keys; and y."""
-        work = cell.workload
-        return layer_bytes(work.tokens_per_rank, work.model.top_k, cell)
+        work, model = cell.workload, cell.workload.model
+        plain = layer_bytes(work.tokens_per_rank, model.top_k, cell)
+        if expect_options(options_of(cell), LocalOptions).gemm == "torch":
+            return plain
+        # Gate and up are never stored, but w13 is held twice.
+        return plain + 2 * 2 * model.experts * model.intermediate * model.hidden
 
     def prepare(self, setup: Setup) -> None:
-        """Weights only; the first pass compiles."""
-        from mokbench.systems.grouped_experts import as_written, compiled, expert_layer
+        """Weights, and rows for our GEMM; the first pass compiles."""
+        from mokbench.systems import grouped_experts as parts
 
-        require_fast_kernels()
         options = expect_options(setup.options, LocalOptions)
-        self._weights = setup.w13, setup.w2
-        self._layer = (compiled if options.compile else as_written)(expert_layer)
+        build = parts.compiled if options.compile else parts.as_written
+        if options.gemm == "torch":
+            require_fast_kernels()
+            layer: Any = build(parts.expert_layer)
+            weights = setup.w13, setup.w2
+            self._layer = lambda x, ids, k_weights: cast(
+                "Tensor", layer(x, ids, k_weights, *weights, 0, ids.numel())
+            )
+        else:
+            self._layer = self._with_our_gemm(setup, options, build)
+
+    def _with_our_gemm(self, setup: Setup, options: LocalOptions, build: Any) -> Layer:
+        from mokbench.systems import grouped_experts as parts
+        from mokbench.systems.expert_gemms import ExpertGemms
+
+        work, fabric = setup.workload, setup.fabric
+        choice = choose(work, options, fabric.num_sms)
+        capacity = max(1, setup.max_tokens * work.model.top_k)
+        gemms = ExpertGemms(setup.w13, setup.w2, capacity, choice, fabric.num_sms, fabric.arch)
+        gather, add = build(parts.gather_rows), build(parts.sum_slots)
+        self.notes = gemms.notes
+
+        def layer(x: "Tensor", ids: "Tensor", k_weights: "Tensor") -> "Tensor":
+            x_rows, ends, slots = gather(x, ids, 0, work.model.experts, ids.numel())
+            return cast("Tensor", add(gemms(x_rows, ends), slots, ends[-1], k_weights))
+
+        return layer
 
     def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
         """See System.run."""
@@ -56,10 +96,12 @@ class Local:
 
         if x.shape[0] == 0:
             return torch.empty_like(x)
-        return self._layer(x, topk_idx, topk_weights, *self._weights, 0, topk_idx.numel())
+        assert self._layer is not None, "prepare() comes first"
+        return self._layer(x, topk_idx, topk_weights)
 
     def close(self) -> None:
-        """Nothing is held outside torch; compiled code serves the next row of this shape."""
+        """Drop the buffers of our GEMM; compiled code serves the next row of this shape."""
+        self._layer = None
 
 
 def tile_reason(block_m: int) -> str | None:

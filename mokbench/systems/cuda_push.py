@@ -1,15 +1,17 @@
 """The push baseline on the cuda fabric: each (token, rank) pushed once, one row pushed back.
 
 Dispatch is over when the rows of all ranks have arrived. Their placement among the experts belongs
-to compute, like the permutation behind DeepEP's non-expanded dispatch; so does SwiGLU. The grouped
-GEMMs are torch's until the project has its own.
+to compute, like the permutation behind DeepEP's non-expanded dispatch; so does SwiGLU, which our
+grouped GEMM has in its epilogue and which is a kernel of its own between torch's.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mokbench.errors import UnsupportedError
 from mokbench.systems import Setup, expect_options, options_of
+from mokbench.systems.gemm_choice import choose, expert_gemm_bytes, gemm_reason
 from mokbench.systems.options import PushOptions
 from mokbench.workload import Cell, Dtype, Model
 
@@ -65,14 +67,15 @@ class PushShape:
             "expert_ends": self.local_experts,
         }
 
-    @property
-    def workspace_bytes(self) -> int:
+    def workspace_bytes(self, gemm: str) -> int:
         """Segment, scratch, y, and the rows before, between and behind the GEMMs."""
-        model = self.model
-        elements = self.max_tokens * model.hidden
-        elements += self.capacity_rows * (2 * model.hidden + 3 * model.intermediate)
+        model, rows = self.model, self.capacity_rows
         scratch = sum(self.scratch_words(_MANY_SMS).values())
-        return self.segment_bytes + 4 * scratch + 2 * elements
+        own = self.segment_bytes + 4 * scratch
+        own += 2 * (self.max_tokens + rows) * model.hidden
+        if gemm == "torch":
+            return own + 2 * rows * (model.hidden + 3 * model.intermediate)
+        return own + expert_gemm_bytes(rows, self.local_experts, model.hidden, model.intermediate)
 
     @property
     def config(self) -> str:
@@ -86,7 +89,7 @@ class PushShape:
 
 
 class Push:
-    """The push kernels around torch's grouped GEMMs; every pass only queues work."""
+    """The push kernels around grouped GEMMs; every pass only queues work."""
 
     name: ClassVar[str] = "push"
     deterministic: ClassVar[bool] = True
@@ -108,22 +111,24 @@ class Push:
             return "push reaches its peers' memory and needs all ranks on one node"
         if options.block_m != PushOptions().block_m:
             return (
-                "block_m is a tile of the host's GEMMs; on the cuda fabric torch's grouped GEMM "
-                "chooses its own: leave block_m out"
+                "block_m is a tile of the host's GEMMs; leave block_m out on the cuda fabric and "
+                "use gemm_tile_rows"
             )
-        return _shape_problem(work.model, work.ranks)
+        return _shape_problem(work.model, work.ranks) or gemm_reason(cell, options)
 
     @staticmethod
     def workspace_bytes(cell: Cell) -> int:
         """Segment, scratch, expert-sorted rows and the GEMMs' outputs."""
-        work = cell.workload
-        return PushShape(work.model, work.ranks, max(1, work.tokens_per_rank)).workspace_bytes
+        work, gemm = cell.workload, expect_options(options_of(cell), PushOptions).gemm
+        shape = PushShape(work.model, work.ranks, max(1, work.tokens_per_rank))
+        return shape.workspace_bytes(gemm)
 
     def prepare(self, setup: Setup) -> None:
         """Memory and kernels; raises UnsupportedError for more SMs than the rank's share."""
         from mokbench.systems.cuda_push_workspace import PushWorkspace
 
-        asked, share = expect_options(setup.options, PushOptions).num_sms, setup.fabric.num_sms
+        options = expect_options(setup.options, PushOptions)
+        asked, share = options.num_sms, setup.fabric.num_sms
         if asked != "auto" and asked > share:
             raise UnsupportedError(
                 f"num_sms {asked} is more than this rank's share of its GPU, {share} SMs; "
@@ -131,7 +136,14 @@ class Push:
             )
         shape = PushShape(setup.workload.model, setup.workload.ranks, max(1, setup.max_tokens))
         num_sms = share if asked == "auto" else asked
-        self._workspace = PushWorkspace(setup.fabric, shape, setup.w13, setup.w2, num_sms)
+        weights = setup.w13, setup.w2
+        choice = None if options.gemm == "torch" else choose(setup.workload, options, share)
+        self._workspace = PushWorkspace(setup.fabric, shape, weights, num_sms, choice)
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """How the tiles of our grouped GEMM were chosen."""
+        return self._prepared.gemm_notes
 
     def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
         """See System.run; only queues, so a fault shows in ``check``."""

@@ -1,10 +1,11 @@
-"""The push baseline's memory and launches on one GPU: kernels/push around torch's grouped GEMMs.
+"""The push baseline's memory and launches on one GPU: kernels/push around grouped GEMMs.
 
-Nothing here waits for the GPU or allocates between passes, apart from the GEMMs' outputs, which
-torch's allocator gives; so a pass can be captured in a CUDA graph.
+Nothing here waits for the GPU or allocates between passes, apart from the outputs of torch's GEMMs,
+which its allocator gives; so a pass can be captured in a CUDA graph.
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from mokbench import jit
 from mokbench.device_kernel import DeviceKernel
 from mokbench.fabric.cuda import MAX_RANKS, CudaFabric, SymmetricBuffer
 from mokbench.systems.cuda_push import PushShape
+from mokbench.systems.expert_gemms import ExpertGemms
+from mokbench.systems.gemm_choice import GemmChoice
 
 _THREADS = 512  # kPushThreads
 # Each kernel's file under kernels/push.
@@ -90,23 +93,34 @@ class _Scratch:
 class PushWorkspace:
     """One rank's share of a push layer; every method but ``check`` is collective and only queues.
 
-    w13 [local experts, 2 I, H] and w2 [local experts, H, I] are BF16 on the rank's GPU. ``num_sms``
-    is the grid of the kernels that move rows, the same in every pass.
+    ``weights`` are w13 [local experts, 2 I, H] and w2 [local experts, H, I], BF16 on the rank's
+    GPU. ``num_sms`` is the grid of the kernels that move rows, the same in every pass. The GEMMs
+    are ours as ``choice`` says, or torch's.
     """
 
     def __init__(
-        self, fabric: CudaFabric, shape: PushShape, w13: Tensor, w2: Tensor, num_sms: int
+        self,
+        fabric: CudaFabric,
+        shape: PushShape,
+        weights: tuple[Tensor, Tensor],
+        num_sms: int,
+        choice: GemmChoice | None,
     ) -> None:
         self._fabric, self._shape, self._num_sms = fabric, shape, num_sms
-        self._w13_t, self._w2_t = w13.transpose(1, 2), w2.transpose(1, 2)
         self._buffer: SymmetricBuffer = fabric.allocate(shape.segment_bytes)
         self._scratch = _Scratch.zeros(shape, num_sms, fabric.device)
         rows: dict[str, Any] = {"dtype": torch.bfloat16, "device": fabric.device}
         model, capacity = shape.model, shape.capacity_rows
         self._x_rows = torch.zeros(capacity, model.hidden, **rows)
-        self._activated = torch.zeros(capacity, model.intermediate, **rows)
         self._y = torch.zeros(shape.max_tokens, model.hidden, **rows)
         self._y_rows: Tensor | None = None
+        self._activated, self._ours = None, None
+        if choice is None:
+            self._torch_weights = [w.transpose(1, 2) for w in weights]
+            self._activated = torch.zeros(capacity, model.intermediate, **rows)
+        else:
+            # All of the rank's SMs: nothing else of it runs meanwhile.
+            self._ours = ExpertGemms(*weights, capacity, choice, fabric.num_sms, fabric.arch)
         cubins = jit.build_all(kernel_sources(shape), fabric.arch)
         self._kernels = dict(zip(KERNELS, map(DeviceKernel, cubins), strict=True))
         self._arguments = self._fixed_arguments()
@@ -129,14 +143,19 @@ class PushWorkspace:
         self._launch("send", self._num_sms)
 
     def compute(self) -> None:
-        """Place the received rows among their experts', GEMM 1, SwiGLU, GEMM 2."""
+        """Place the received rows among their experts', gate and up, SwiGLU, down."""
         self._launch("sort", self._num_sms, cooperative=True)
         ends = self._scratch.expert_ends
-        # Rows behind the last expert's end are garbage in both outputs; no kernel reads them.
-        gate_up = torch._grouped_mm(self._x_rows, self._w13_t, ends)
+        # Rows behind the last expert's end are garbage in all outputs; no kernel reads them.
+        if self._ours is not None:
+            self._y_rows = self._ours(self._x_rows, ends)
+            return
+        assert self._activated is not None
+        w13_t, w2_t = self._torch_weights
+        gate_up = torch._grouped_mm(self._x_rows, w13_t, ends)
         self._arguments.gate_up = gate_up.data_ptr()
         self._launch("swiglu", self._num_sms)
-        self._y_rows = torch._grouped_mm(self._activated, self._w2_t, ends)
+        self._y_rows = torch._grouped_mm(self._activated, w2_t, ends)
 
     def combine(self) -> Tensor:
         """Weighted sums back to their tokens' ranks, and there added: y [T, H]."""
@@ -147,6 +166,11 @@ class PushWorkspace:
         # Later work of this stream may have the memory; nothing reads it any more by then.
         self._y_rows = None
         return self._y[: self._arguments.num_tokens]
+
+    @property
+    def gemm_notes(self) -> Sequence[str]:
+        """How our GEMMs' tiles were chosen; none for torch's."""
+        return () if self._ours is None else self._ours.notes
 
     def check(self) -> None:
         """Raise the fault that a wait of this rank recorded; waits for the GPU."""
@@ -178,7 +202,7 @@ class PushWorkspace:
             wait_bound_ns=int(self._fabric.wait_bound_s * 1e9),
             y=self._y.data_ptr(),
             x_rows=self._x_rows.data_ptr(),
-            activated=self._activated.data_ptr(),
+            activated=0 if self._activated is None else self._activated.data_ptr(),
             **scratch,
         )
 

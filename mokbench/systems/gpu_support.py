@@ -45,6 +45,11 @@ def grouped_mm_reason(cell: Cell, compile_: bool) -> str | None:
             f"torch._grouped_mm takes at most {_MAX_GROUPS} experts a rank, not {local_experts}; "
             "use more ranks"
         )
+    return compiler_reason(compile_)
+
+
+def compiler_reason(compile_: bool) -> str | None:
+    """Why torch.compile, where it is asked for, cannot build GPU kernels here, or None."""
     # A plan may be made where there is no GPU: that machine's compilers say nothing.
     return compile_reason() if compile_ and visible_gpus() else None
 

@@ -89,6 +89,18 @@ def sum_slots(
     return y.to(rows.dtype)
 
 
+def gather_rows(
+    x: Tensor, topk_idx: Tensor, first_expert: int, num_experts: int, num_rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x's rows by local expert [num_rows, H]; each expert's end, int32; each route's place [T, K].
+
+    ``num_rows`` bounds the routes to these experts, at least 1.
+    """
+    order, ends = sort_routes(topk_idx, first_expert, num_experts)
+    x_rows = x[order[:num_rows] // topk_idx.shape[1]]
+    return x_rows, ends, inverse(order).view_as(topk_idx)
+
+
 def expert_layer(
     x: Tensor,
     topk_idx: Tensor,
@@ -100,12 +112,11 @@ def expert_layer(
 ) -> Tensor:
     """Weighted sum over the local experts of each row of x: y [rows, H] in x's dtype.
 
-    ``num_rows`` bounds the routes to these experts, at least 1; GEMM rows beyond the real ones are
-    neither computed nor read. gate, up and hidden are rounded to x's dtype between the GEMMs.
+    ``num_rows`` as for ``gather_rows``; GEMM rows beyond the real ones are neither computed nor
+    read. gate, up and hidden are rounded to x's dtype between the GEMMs.
     """
-    order, ends = sort_routes(topk_idx, first_expert, w13.shape[0])
-    x_rows = x[order[:num_rows] // topk_idx.shape[1]]
+    x_rows, ends, slots = gather_rows(x, topk_idx, first_expert, w13.shape[0], num_rows)
     gate, up = torch._grouped_mm(x_rows, w13.transpose(1, 2), ends).chunk(2, dim=1)
     hidden = (torch.nn.functional.silu(gate.float()) * up.float()).to(x.dtype)
     y_rows = torch._grouped_mm(hidden, w2.transpose(1, 2), ends)
-    return sum_slots(y_rows, inverse(order).view_as(topk_idx), ends[-1], topk_weights)
+    return sum_slots(y_rows, slots, ends[-1], topk_weights)

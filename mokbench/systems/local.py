@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, ClassVar
 
 from mokbench.systems import Setup, expect_options, host_only, options_of
-from mokbench.systems.options import TiledOptions
+from mokbench.systems.gemm_choice import host_gemm_reason
+from mokbench.systems.options import LocalOptions, TiledOptions
 from mokbench.workload import Cell
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ class Local:
         """One rank only: there is nothing to exchange."""
         if cell.workload.ranks != 1:
             return f"local has no exchange and runs with ranks: 1 only, not {cell.workload.ranks}"
-        return host_only(cell, "local")
+        options = expect_options(options_of(cell), LocalOptions)
+        return host_gemm_reason(options, "torch") or host_only(cell, "local")
 
     @staticmethod
     def num_threads(cell: Cell) -> int:

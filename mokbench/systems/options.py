@@ -3,7 +3,7 @@
 A config may give a list for any option; each value then is a variant of its own.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
@@ -28,7 +28,31 @@ class MokOptions(TiledOptions):
     pull_workers: int = Field(1, ge=1, le=16, description="threads (host) that pull rows")
 
 
-class PushOptions(TiledOptions):
+class GemmOptions(TiledOptions):
+    """Options of systems that can run on the project's grouped GEMM on the cuda fabric.
+
+    What is left at auto the cost model of mokbench/gemm_config.py picks, for each GEMM of its own.
+    """
+
+    gemm: Literal["ours", "torch"] = Field("ours", description="grouped GEMM (cuda)")
+    gemm_tile_rows: Literal["auto", 32, 64, 128, 256] = Field(
+        "auto", description="rows of one tile of our grouped GEMM (cuda)"
+    )
+    gemm_stages: Annotated[int, Field(ge=2, le=10)] | Literal["auto"] = Field(
+        "auto", description="k-blocks in flight of our grouped GEMM (cuda)"
+    )
+    gemm_group_tiles: PositiveInt = Field(
+        8, description="row tiles of our grouped GEMM that share their weights in turn (cuda)"
+    )
+
+    @property
+    def tunes_gemm(self) -> bool:
+        """Whether anything about our grouped GEMM was chosen by hand."""
+        chosen = (self.gemm_tile_rows, self.gemm_stages, self.gemm_group_tiles)
+        return chosen != ("auto", "auto", 8)
+
+
+class PushOptions(GemmOptions):
     """Push baseline: push dispatch, grouped GEMMs, push combine."""
 
     num_sms: PositiveInt | Literal["auto"] = Field("auto", description="SMs (cuda) that move rows")
@@ -44,8 +68,10 @@ class AlltoallOptions(CompiledOptions):
     """all_to_all_single and grouped GEMMs."""
 
 
-class LocalOptions(CompiledOptions):
+class LocalOptions(CompiledOptions, GemmOptions):
     """One rank, no exchange."""
+
+    gemm: Literal["ours", "torch"] = Field("torch", description="grouped GEMM (cuda)")
 
 
 class DeepepOptions(SystemOptions):

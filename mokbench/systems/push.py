@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from mokbench import twin
 from mokbench.systems import Setup, expect_options, options_of
+from mokbench.systems.gemm_choice import host_gemm_reason
 from mokbench.systems.options import PushOptions
 from mokbench.systems.twin_system import TwinSystem, twin_config
 from mokbench.workload import Cell, Workload
@@ -28,9 +29,10 @@ class Push(TwinSystem["twin.PushRank"]):
     @classmethod
     def supports(cls, cell: Cell) -> str | None:
         """Any host cell whose ranks share one host."""
-        if expect_options(options_of(cell), PushOptions).num_sms != "auto":
+        options = expect_options(options_of(cell), PushOptions)
+        if options.num_sms != "auto":
             return "num_sms limits GPU kernels; the host fabric has none: leave it out"
-        return super().supports(cell)
+        return host_gemm_reason(options, "ours") or super().supports(cell)
 
     @staticmethod
     def num_threads(cell: Cell) -> int:

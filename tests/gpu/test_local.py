@@ -30,9 +30,9 @@ def layers_of(model, tokens, specs, device):
     return [Layer.build(workload(model, tokens, spec), 0, device) for spec in specs]
 
 
-def prepared(layer, fabric, compile_):
+def prepared(layer, fabric, compile_, gemm="torch"):
     system = Local()
-    options = LocalOptions(compile=compile_)
+    options = LocalOptions(compile=compile_, gemm=gemm)
     system.prepare(Setup(layer.workload, options, 0, layer.max_tokens, layer.w13, layer.w2, fabric))
     return system
 
@@ -62,8 +62,13 @@ def check_all(fabric):
         system.close()
     layers = layers_of(ODD, 300, AWKWARD, fabric.device)
     layers += layers_of(ODD, 1, ["balanced", {"masked": 0.5}], fabric.device)
-    plain = prepared(layers[0], fabric, compile_=False)
-    return results + [check(plain, layer) for layer in layers]
+    for gemm, compile_ in (("torch", False), ("ours", False), ("ours", True)):
+        system = prepared(layers[0], fabric, compile_, gemm)
+        results += [check(system, layer) for layer in layers]
+        if gemm == "ours":
+            results.append(replay(system, layers[: len(AWKWARD)]))
+        system.close()
+    return results
 
 
 def replay(system, layers):

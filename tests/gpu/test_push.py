@@ -48,18 +48,20 @@ def workloads(ranks):
             yield workload(MANY, ranks, 300, spec)
 
 
-def prepared(fabric, work):
+def prepared(fabric, work, gemm="ours"):
     layer = Layer.build(work, fabric.rank, str(fabric.device))
     push = system_class("push", "cuda")()
-    options, tokens = PushOptions(), max(1, layer.max_tokens)
+    options, tokens = PushOptions(gemm=gemm), max(1, layer.max_tokens)
     push.prepare(Setup(work, options, fabric.rank, tokens, layer.w13, layer.w2, fabric))
     return push, layer, (layer.x, layer.topk_idx, layer.topk_weights)
 
 
 def check_all(fabric):
     results = []
-    for work in workloads(fabric.ranks):
-        push, layer, here = prepared(fabric, work)
+    runs = [("ours", work) for work in workloads(fabric.ranks)]
+    runs += [("torch", work) for _, work in runs[::4]]
+    for gemm, work in runs:
+        push, layer, here = prepared(fabric, work, gemm)
         first = push.run(*here).clone()
         push.check()
         push.run(*here).fill_(float("nan"))
@@ -69,7 +71,8 @@ def check_all(fabric):
         parts = fabric.gather((sums, torch.equal(first, again)))
         accuracy = reference.judge([part for part, _ in parts], work.dtype)
         same = all(repeat for _, repeat in parts)
-        name = f"{work.model.name} t{work.tokens_per_rank} {work.routing.label}"
+        name = f"{gemm} {work.model.name} t{work.tokens_per_rank} {work.routing.label}"
+        push.close()
         results.append((name, accuracy.ok, accuracy.rel_error, same))
     return results
 

@@ -1,0 +1,85 @@
+"""Which tiles the two GEMMs of the expert MLPs get, asked without importing torch."""
+
+from dataclasses import dataclass, replace
+
+from mokbench.gemm_config import TILE_ROWS, GemmConfig, choose_gemm, gemm_cost, gemm_problem
+from mokbench.systems.options import GemmOptions
+from mokbench.workload import Cell, Dtype, Workload
+
+
+def gemm_reason(cell: Cell, options: GemmOptions) -> str | None:
+    """Why the cell's grouped GEMM cannot be had as the options ask for it, or None."""
+    if options.gemm == "torch":
+        if options.tunes_gemm:
+            return (
+                "gemm_tile_rows, gemm_stages and gemm_group_tiles are of gemm: ours; leave them out"
+            )
+        return None
+    work = cell.workload
+    if work.dtype is not Dtype.BF16:
+        return f"our grouped GEMM multiplies bf16, not {work.dtype}; set dtype: bf16"
+    model, local_experts = work.model, work.model.experts // work.ranks
+    for n, k in ((2 * model.intermediate, model.hidden), (model.hidden, model.intermediate)):
+        if problem := gemm_problem(local_experts, n, k):
+            return (
+                f"{problem} (hidden {model.hidden}, intermediate {model.intermediate}); "
+                "set gemm: torch"
+            )
+    try:
+        _config(options, 256, GemmConfig())
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def host_gemm_reason(options: GemmOptions, default: str) -> str | None:
+    """The reason for a host cell with options that only the cuda fabric has, or None."""
+    if options.gemm != default or options.tunes_gemm:
+        return "gemm and gemm_... are of the cuda fabric; the host has one matmul: leave them out"
+    return None
+
+
+def expert_gemm_bytes(rows: int, experts: int, hidden: int, intermediate: int) -> int:
+    """What an ExpertGemms holds beyond the weights it is given: packed w13, and rows in between."""
+    return 2 * (2 * experts * intermediate * hidden + rows * (intermediate + hidden))
+
+
+@dataclass(frozen=True)
+class GemmChoice:
+    """Configs of gate-and-up (with SwiGLU) and down, and how they came about, a line each."""
+
+    gate_up: GemmConfig
+    down: GemmConfig
+    notes: tuple[str, ...]
+
+
+def choose(work: Workload, options: GemmOptions, num_sms: int) -> GemmChoice:
+    """For one rank: rows as balanced routing would give them, on ``num_sms`` SMs."""
+    model = work.model
+    rows = work.tokens_per_rank * work.ranks * model.top_k / model.experts
+    experts = model.experts // work.ranks
+    found: dict[str, GemmConfig] = {}
+    notes = []
+    shapes = {
+        "gate_up": (2 * model.intermediate, model.hidden),
+        "down": (model.hidden, model.intermediate),
+    }
+    for name, (n, k) in shapes.items():
+        model_choice = choose_gemm(rows, experts, n, k, num_sms)
+        config = _config(options, model_choice.tile_rows, model_choice)
+        found[name] = replace(config, swiglu=name == "gate_up")
+        costs = [gemm_cost(height, rows, experts, n, k, num_sms) for height in TILE_ROWS]
+        model_says = ", ".join(f"{c.tile_rows}: {c.cycles / 1e3:.0f}" for c in costs)
+        notes.append(
+            f"{name} GEMM: tiles of {config.tile_rows} rows, {config.stages} stages, groups of "
+            f"{config.group_tiles}; model, thousand cycles by tile rows: {model_says}"
+        )
+    return GemmChoice(found["gate_up"], found["down"], tuple(notes))
+
+
+def _config(options: GemmOptions, tile_rows: int, choice: GemmConfig) -> GemmConfig:
+    if options.gemm_tile_rows != "auto":
+        tile_rows = options.gemm_tile_rows
+    stages = None if options.gemm_stages == "auto" else options.gemm_stages
+    config = choose_gemm(1, 1, 64, 128, 1, tile_rows=tile_rows, stages=stages)
+    return replace(config, group_tiles=options.gemm_group_tiles)

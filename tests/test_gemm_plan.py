@@ -1,0 +1,162 @@
+"""The plan of the GPU's grouped GEMM, on the CPU: every row of every expert once, evenly."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mokbench import twin
+from mokbench.errors import UnsupportedError
+from mokbench.gemm_config import (
+    MAX_SHARED_BYTES,
+    ROW_UNIT,
+    TILE_COLS,
+    TILE_ROWS,
+    GemmConfig,
+    choose_gemm,
+    gemm_cost,
+    gemm_problem,
+    most_stages,
+)
+
+try:
+    twin.load_twin()
+except UnsupportedError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+
+def tiles_of(sizes, n, num_ctas, tile_rows, group_tiles=8):
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return twin.gemm_tiles(ends, n, num_ctas=num_ctas, tile_rows=tile_rows, group_tiles=group_tiles)
+
+
+SIZES = st.lists(st.one_of(st.just(0), st.integers(1, 1200)), min_size=1, max_size=12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    sizes=SIZES,
+    blocks=st.integers(1, 9),
+    num_ctas=st.integers(1, 140),
+    tile_rows=st.sampled_from(TILE_ROWS),
+    group_tiles=st.integers(1, 9),
+)
+def test_every_row_is_in_one_tile_of_every_column_block(
+    sizes, blocks, num_ctas, tile_rows, group_tiles
+):
+    n = blocks * TILE_COLS - TILE_COLS // 2
+    begins = [sum(sizes[:i]) for i in range(len(sizes))]
+    seen = {}
+    for expert, column, row, num_rows, units in tiles_of(
+        sizes, n, num_ctas, tile_rows, group_tiles
+    ):
+        if units == 0:
+            continue
+        assert units <= tile_rows // ROW_UNIT
+        assert 0 < num_rows <= units * ROW_UNIT < num_rows + ROW_UNIT
+        assert begins[expert] <= row
+        assert row + num_rows <= begins[expert] + sizes[expert]
+        assert column % TILE_COLS == 0
+        assert column < n
+        for r in range(row, row + num_rows):
+            key = (column, r)
+            assert key not in seen
+            seen[key] = expert
+    assert len(seen) == blocks * sum(sizes)
+
+
+def test_an_expert_without_rows_has_no_tile_and_no_rows_no_items():
+    assert {tile[0] for tile in tiles_of([0, 40, 0], 128, 132, 256)} == {1}
+    assert tiles_of([0, 0], 512, 132, 256) == []
+    assert tiles_of([], 512, 132, 256) == []
+
+
+def test_rows_are_shared_out_evenly_among_an_experts_tiles():
+    # 530 rows are 17 units and need three tiles of 256 rows: not 256, 256 and 18.
+    tiles = tiles_of([530], 128, 1, 256)
+    assert [(row, num_rows, units) for _, _, row, num_rows, units in tiles] == [
+        (0, 192, 6),
+        (192, 192, 6),
+        (384, 146, 5),
+    ]
+
+
+def test_row_tiles_that_share_weights_follow_each_other():
+    tiles = tiles_of([1024], 256, 8, 256)
+    assert [(column, row) for _, column, row, _, _ in tiles] == [
+        (column, row) for column in (0, 128) for row in (0, 256, 512, 768)
+    ]
+    # In groups of two row tiles, the columns come round again for the next group.
+    tiles = tiles_of([1024], 256, 8, 256, group_tiles=2)
+    assert [(column, row) for _, column, row, _, _ in tiles] == [
+        *((column, row) for column in (0, 128) for row in (0, 256)),
+        *((column, row) for column in (0, 128) for row in (512, 768)),
+    ]
+
+
+def test_tiles_that_would_leave_ctas_idle_are_cut():
+    # 140 tiles on 132 CTAs: the last 8, cut into 4, are done in less than a whole tile's time.
+    tiles = tiles_of([256] * 70, 256, 132, 256)
+    assert [units for *_, units in tiles] == [8] * 132 + [2] * 32
+    # 131 tiles leave one CTA idle, and no cut would help.
+    assert [units for *_, units in tiles_of([256] * 131, 128, 132, 256)] == [8] * 131
+
+
+def test_hostile_plans_are_refused():
+    with pytest.raises(ValueError, match="fall"):
+        twin.gemm_tiles([5, 3], 128, num_ctas=1, tile_rows=256, group_tiles=8)
+    with pytest.raises(ValueError, match="multiple of 32"):
+        twin.gemm_tiles([5], 128, num_ctas=1, tile_rows=40, group_tiles=8)
+    with pytest.raises(ValueError, match="at least 1"):
+        twin.gemm_tiles([5], 128, num_ctas=0, tile_rows=32, group_tiles=8)
+    with pytest.raises(TypeError):
+        twin.gemm_tiles([5], -1, num_ctas=1, tile_rows=32, group_tiles=8)
+
+
+@pytest.mark.parametrize("tile_rows", TILE_ROWS)
+def test_shared_memory_is_what_the_kernel_lays_out(tile_rows):
+    for stages in range(2, most_stages(tile_rows) + 1):
+        config = GemmConfig(tile_rows, stages)
+        layout = twin.gemm_layout(tile_rows, stages)
+        assert config.shared_bytes == layout["bytes"] <= MAX_SHARED_BYTES
+        assert layout["stage_bytes"] % 1024 == 0
+        assert layout["work"] % 16 == 0
+    with pytest.raises(ValueError, match="stages"):
+        GemmConfig(tile_rows, most_stages(tile_rows) + 1)
+
+
+def test_configs_that_do_not_exist_are_refused():
+    for bad in ({"tile_rows": 96}, {"stages": 1}, {"group_tiles": 0}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            GemmConfig(**bad)
+    assert "512 experts" in (gemm_problem(513, 128, 128) or "")
+    for n, k in ((100, 128), (128, 100), (128, 64)):
+        assert "found" in (gemm_problem(8, n, k) or "")
+    assert gemm_problem(512, 64, 128) is None
+    assert gemm_problem(128, 2880, 2880) is None
+
+
+@pytest.mark.parametrize(
+    "rows, experts, n, k, expected",
+    [
+        (2048, 32, 4096, 7168, 256),
+        (512, 128, 1536, 2048, 256),
+        (512, 128, 2048, 768, 256),
+        (32, 32, 4096, 7168, 32),
+        (1, 32, 4096, 7168, 32),
+        (64, 128, 1536, 2048, 64),
+    ],
+)
+def test_the_cost_model_picks_what_the_shape_needs(rows, experts, n, k, expected):
+    assert choose_gemm(rows, experts, n, k, 132).tile_rows == expected
+
+
+def test_what_is_given_is_taken():
+    config = choose_gemm(2048, 32, 4096, 7168, 132, tile_rows=64, stages=3)
+    assert (config.tile_rows, config.stages) == (64, 3)
+
+
+def test_costs_fall_with_sms_and_rise_with_rows():
+    whole, part = (gemm_cost(256, 2048, 32, 4096, 7168, sms).cycles for sms in (132, 33))
+    assert 3.5 < part / whole < 4.5
+    more = gemm_cost(256, 4096, 32, 4096, 7168, 132).cycles
+    assert 1.8 < more / whole < 2.2
