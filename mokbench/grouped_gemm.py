@@ -14,10 +14,10 @@ from mokbench import jit
 from mokbench.device_kernel import DeviceKernel
 from mokbench.errors import UnsupportedError
 from mokbench.gemm_config import BLOCK_K, ROW_UNIT, TILE_COLS, GemmConfig, gemm_problem
-from mokbench.tensor_map import tensor_map
+from mokbench.tensor_map import TensorMap, tensor_map
 
 SOURCE = "gemm/grouped.cuh"
-_THREADS = 384  # kGemmThreads
+THREADS = 384  # kGemmThreads
 _PACKED_ROWS = 8
 _MAX_MAPS = 64
 
@@ -65,8 +65,8 @@ class GroupedGemm:
         self._kernel = DeviceKernel(cubin, config.shared_bytes)
         self._next = torch.zeros(2, dtype=torch.int32, device=weights.device)
         self._arguments = GemmArgs(next=self._next.data_ptr(), num_experts=experts, n=n, k=k)
-        self._weight_map = tensor_map(weights, TILE_COLS, BLOCK_K)
-        self._maps: dict[tuple[int, int, bool], list[ctypes.Array[ctypes.c_ubyte]]] = {}
+        self._weight_map = _map_of(weights, TILE_COLS, BLOCK_K)
+        self._maps: dict[tuple[int, int, bool], list[TensorMap]] = {}
 
     def __call__(
         self, x: Tensor, row_ends: Tensor, out: Tensor, row_weights: Tensor | None = None
@@ -90,28 +90,34 @@ class GroupedGemm:
         arguments.row_ends, arguments.out = row_ends.data_ptr(), out.data_ptr()
         maps = [self._weight_map, *self._input_maps(x), self._output_map(out)]
         stream = torch.cuda.current_stream().cuda_stream
-        self._kernel.launch(self.num_sms, _THREADS, [*maps, arguments], stream)
+        self._kernel.launch(self.num_sms, THREADS, [*maps, arguments], stream)
         return out
 
-    def _input_maps(self, x: Tensor) -> list[ctypes.Array[ctypes.c_ubyte]]:
+    def _input_maps(self, x: Tensor) -> list[TensorMap]:
         key = (x.data_ptr(), x.shape[0], True)
         if key not in self._maps:
             heights = (self.config.tile_rows, ROW_UNIT)
-            self._keep(key, [tensor_map(x, height, BLOCK_K) for height in heights])
+            self._keep(key, [_map_of(x, height, BLOCK_K) for height in heights])
         return self._maps[key]
 
-    def _output_map(self, out: Tensor) -> ctypes.Array[ctypes.c_ubyte]:
+    def _output_map(self, out: Tensor) -> TensorMap:
         key = (out.data_ptr(), out.shape[0], False)
         if key not in self._maps:
             config = self.config
-            self._keep(key, [tensor_map(out, config.store_rows, config.store_columns)])
+            self._keep(key, [_map_of(out, config.store_rows, config.store_columns)])
         return self._maps[key][0]
 
-    def _keep(self, key: tuple[int, int, bool], maps: list[ctypes.Array[ctypes.c_ubyte]]) -> None:
+    def _keep(self, key: tuple[int, int, bool], maps: list[TensorMap]) -> None:
         """Encoding takes microseconds on the CPU; a system calls with the same buffers again."""
         while len(self._maps) >= _MAX_MAPS:
             self._maps.pop(next(iter(self._maps)))
         self._maps[key] = maps
+
+
+def _map_of(tensor: Tensor, box_rows: int, box_columns: int) -> TensorMap:
+    columns = tensor.shape[-1]
+    rows = tensor.numel() // columns
+    return tensor_map(tensor.data_ptr(), rows, columns, box_rows, box_columns)
 
 
 def _expect(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:

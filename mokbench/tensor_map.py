@@ -1,12 +1,10 @@
-"""Tensor maps for bulk copies (TMA): BF16 matrices with rows of the last dimension."""
+"""Tensor maps for bulk copies (TMA) of BF16 matrices."""
 
 import ctypes
-from typing import TYPE_CHECKING
 
 from mokbench.device_kernel import CudaError
 
-if TYPE_CHECKING:
-    from torch import Tensor
+TensorMap = ctypes.Array[ctypes.c_ubyte]
 
 # cuda.h: CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion.
 _BFLOAT16 = 9
@@ -15,14 +13,12 @@ _L2_256B = 3
 _BYTES, _ALIGNMENT = 128, 128
 
 
-def tensor_map(tensor: "Tensor", box_rows: int, box_columns: int) -> ctypes.Array[ctypes.c_ubyte]:
-    """A map of ``tensor`` seen as [rows, last dimension], contiguous, BF16.
+def tensor_map(address: int, rows: int, columns: int, box_rows: int, box_columns: int) -> TensorMap:
+    """A map of [rows, columns] BF16 without gaps at a multiple of 16 bytes.
 
-    A box is swizzled by its own width, 64 or 128 bytes. Beyond the tensor's ends boxes read zeros
+    A box is swizzled by its own width, 64 or 128 bytes. Beyond the matrix's ends boxes read zeros
     and write nothing.
     """
-    columns = tensor.shape[-1]
-    rows = tensor.numel() // columns
     raw = ctypes.create_string_buffer(_BYTES + _ALIGNMENT)
     # The driver wants the struct aligned; ctypes promises less.
     encoded = (ctypes.c_ubyte * _BYTES).from_buffer(raw, -ctypes.addressof(raw) % _ALIGNMENT)
@@ -30,7 +26,7 @@ def tensor_map(tensor: "Tensor", box_rows: int, box_columns: int) -> ctypes.Arra
         ctypes.byref(encoded),
         ctypes.c_uint32(_BFLOAT16),
         ctypes.c_uint32(2),
-        ctypes.c_void_p(tensor.data_ptr()),
+        ctypes.c_void_p(address),
         (ctypes.c_uint64 * 2)(columns, rows),
         (ctypes.c_uint64 * 1)(columns * 2),
         (ctypes.c_uint32 * 2)(box_columns, box_rows),

@@ -3,16 +3,19 @@
     python scripts/h200_gemm.py OUT [STEP ...]
 
 Steps, all by default: check (pytest tests/gpu/test_gemm.py), bench (our kernel, torch._grouped_mm
-and an 8192^3 matmul in turn, so that all share one clock). OUT gets check.log and gemm.json (every
-figure, with machine, date, versions and command); the last lines are a table.
+and an 8192^3 matmul in turn, so that all share one clock), shared (four ranks at once on a quarter
+of the SMs each). OUT gets check.log and gemm.json (every figure, with machine, date, versions and
+command); the last lines say what was asked of each case and what was seen.
 """
 
 import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,7 @@ import torch
 
 from mokbench import jit, machine
 from mokbench.device_kernel import DeviceKernel
-from mokbench.gemm_config import GemmConfig, choose_gemm, most_stages
+from mokbench.gemm_config import GemmConfig, choose_gemm
 from mokbench.grouped_gemm import GroupedGemm
 from mokbench.measure.gpu_timing import StampArgs, _start_and_clock
 
@@ -29,6 +32,7 @@ ARCH = "sm_90a"
 _FLOP_A_CYCLE = 4096
 _SECONDS, _MAX_ROUNDS, _WARM_ROUNDS = 0.4, 60, 4
 PEAK = "8192^3"
+RANKS = 4
 
 # name, experts, rows, n, k
 SHAPES = [
@@ -39,6 +43,16 @@ SHAPES = [
     ("E8 M16384 N28672 K4096", 8, 16384, 28672, 4096),
     ("E8 M16384 N4096 K14336", 8, 16384, 4096, 14336),
 ]
+# Least MMA utilization asked of our kernel.
+ASKED = {
+    "E32 M65536 N4096 K7168 balanced": 0.97,
+    "E32 M65536 N7168 K2048 balanced": 0.97,
+    "E128 M65536 N1536 K2048 balanced": 0.95,
+    "E128 M65536 N1536 K2048 skewed": 0.95,
+    "E128 M65536 N2048 K768 balanced": 0.90,
+    "E8 M16384 N28672 K4096 balanced": 0.97,
+    "E8 M16384 N4096 K14336 balanced": 0.97,
+}
 SWIGLU = {"E32 M65536 N4096 K7168", "E128 M65536 N1536 K2048", "E8 M16384 N28672 K4096"}
 RAGGED = {"E128 M65536 N1536 K2048", "E128 M65536 N2048 K768"}
 FEW = ("E32 M1024 N4096 K7168", 32, 1024, 4096, 7168)
@@ -145,23 +159,18 @@ def rates(found: dict[str, dict[str, float]], flop: float, sms: int) -> dict[str
 
 
 def bench(out: Path) -> dict[str, Any]:
-    """All rows of the table."""
+    """Every lane of every shape."""
     found: dict[str, Any] = {}
     name_of_peak, peak = peak_lane()
     for name, experts, rows, n, k in SHAPES:
-        for kind in ("balanced", "skewed", "ragged"):
-            if kind != "balanced" and name not in RAGGED:
-                continue
+        for kind in ("balanced", "skewed", "ragged") if name in RAGGED else ("balanced",):
             case = Case(experts, rows, n, k, kind)
             config = choose_gemm(rows / experts, experts, n, k, case.sms)
             lanes: Lanes = {"ours": case.ours(config), "torch": case.torch(), name_of_peak: peak}
-            for height in (128,):
-                lanes[f"ours{height}"] = case.ours(GemmConfig(height, most_stages(height)))
-            if name in SWIGLU and kind == "balanced":
-                gated = GemmConfig(config.tile_rows, config.stages, swiglu=True)
-                lanes["swiglu"] = case.ours(gated)
             if kind == "balanced":
-                lanes["ours33"] = case.ours(config, case.sms // 4)
+                lanes["quarter"] = case.ours(config, case.sms // 4)
+                if name in SWIGLU:
+                    lanes["swiglu"] = case.ours(replace(config, swiglu=True))
             lanes["ours"](), lanes["torch"]()
             found[f"{name} {kind}"] = rates(in_turn(lanes), case.flop, case.sms)
             show(f"{name} {kind}", found[f"{name} {kind}"])
@@ -171,10 +180,87 @@ def bench(out: Path) -> dict[str, Any]:
     case = Case(experts, rows, n, k, "balanced")
     config = choose_gemm(rows / experts, experts, n, k, case.sms)
     lanes = {"ours": case.ours(config), "torch": case.torch(), "read": case.weights.view(-1).sum}
-    lanes["ours64"] = case.ours(GemmConfig(64, most_stages(64)))
     found[name] = rates(in_turn(lanes), case.flop, case.sms)
     show(name, found[name])
     return found
+
+
+def shared(out: Path) -> dict[str, Any]:
+    """Four ranks with a quarter of the rows and SMs each, against one rank with all of them."""
+    sys.path.insert(0, "tests/gpu")
+    from cuda_ranks import run_ranks
+
+    answers = run_ranks(RANKS, share_the_gpu)
+    if not isinstance(answers[0], dict):
+        raise RuntimeError(str(answers))
+    return answers[0]
+
+
+def share_the_gpu(fabric: Any) -> dict[str, float]:
+    """On every rank: TFLOP/s of all four at once, and of rank 0 alone on the whole GPU."""
+    from mokbench.measure.columns import DURATION
+    from mokbench.measure.gpu_timing import GpuTimer
+
+    timer = GpuTimer(fabric)
+    _, experts, rows, n, k = SHAPES[2]
+    case = Case(experts, rows // RANKS, n, k, "balanced")
+    config = choose_gemm(rows / experts, experts, n, k, case.sms)
+    lanes = {"together": case.ours(config, fabric.num_sms), "alone": lambda: None}
+    if fabric.rank == 0:
+        whole = Case(experts, rows, n, k, "balanced")
+        lanes["alone"] = whole.ours(config)
+    blocks: dict[str, list[float]] = {name: [] for name in lanes}
+    for call in lanes.values():
+        timer.isolated(call, 5)
+    for _ in range(6):
+        for name, call in lanes.items():
+            samples = fabric.gather_samples(timer.isolated(call, 10))[:, :, DURATION]
+            blocks[name].append(float(samples.amax(dim=0).median()))
+    flop = 2.0 * rows * n * k
+    return {f"{name}_tflops": flop / median(us) / 1e6 for name, us in blocks.items()}
+
+
+def verdicts(figures: dict[str, Any]) -> list[str]:
+    """What was asked of each case, and what was seen."""
+    lines = []
+
+    def line(case: str, what: str, asked: float, seen: float) -> None:
+        lines.append(
+            f"{'ok ' if seen >= asked else 'NOT'} {case}: {what} {seen:.3f}, asked {asked}"
+        )
+
+    found = figures.get("bench", {})
+    for name, asked in ASKED.items():
+        lanes = found.get(name)
+        if lanes is None:
+            continue
+        line(name, "beyond torch", 1.0, lanes["torch"]["us"] / lanes["ours"]["us"])
+        line(name, "MMA utilization", asked, lanes["ours"]["mma_utilization"])
+        if "swiglu" in lanes:
+            ratio = lanes["ours"]["sm_cycles"] / lanes["swiglu"]["sm_cycles"]
+            line(name, "cycles without SwiGLU over with it", 0.98, ratio)
+        if "quarter" in lanes:
+            ratio = lanes["ours"]["us"] / lanes["quarter"]["us"] * 4
+            line(name, "4 x rate on a quarter of the SMs over rate on all", 0.95, ratio)
+    for name in RAGGED:
+        if f"{name} ragged" in found:
+            ratio = (
+                found[f"{name} ragged"]["ours"]["mma_utilization"]
+                / found[f"{name} balanced"]["ours"]["mma_utilization"]
+            )
+            line(name, "ragged over padded, per real row and cycle", 0.96, ratio)
+    if FEW[0] in found:
+        lanes = found[FEW[0]]
+        line(
+            FEW[0],
+            "time to read the weights over time",
+            0.8,
+            lanes["read"]["us"] / lanes["ours"]["us"],
+        )
+    if "together_tflops" in figures.get("shared", {}):
+        both = figures["shared"]
+        line("four ranks at once", "of one", 0.95, both["together_tflops"] / both["alone_tflops"])
+    return lines
 
 
 def show(name: str, lanes: dict[str, Any]) -> None:
@@ -200,7 +286,7 @@ def main() -> int:
     """Every step in its turn."""
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
-    steps = {"check": check, "bench": bench}
+    steps = {"check": check, "bench": bench, "shared": shared}
     figures: dict[str, Any] = {}
     for name in sys.argv[2:] or steps:
         try:
@@ -216,6 +302,7 @@ def main() -> int:
             "figures": figures,
         }
         (out / "gemm.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(verdicts(figures)))
     return 0
 
 

@@ -21,9 +21,12 @@ from mokbench import jit
 from mokbench.device_kernel import DeviceKernel, checked
 from mokbench.fabric import cuda_signal, fault
 from mokbench.fabric.cuda import MAX_RANKS
+from mokbench.gemm_config import BLOCK_K, ROW_UNIT, TILE_COLS, GemmConfig
+from mokbench.grouped_gemm import SOURCE, THREADS, GemmArgs
 from mokbench.measure.gpu_timing import AlignArgs, StampArgs
 from mokbench.systems.cuda_push import PushShape
 from mokbench.systems.cuda_push_workspace import KERNELS, PushArgs
+from mokbench.tensor_map import tensor_map
 from mokbench.twin import load_twin
 from mokbench.workload import Model
 
@@ -89,9 +92,12 @@ class Device:
         block: int,
         args: ctypes.Structure,
         cooperative: bool = False,
+        maps: tuple[ctypes.Array, ...] = (),
+        shared_bytes: int = 0,
     ) -> None:
         cubin = jit.build(source, f"mokbench::{name}", self.arch)
-        DeviceKernel(cubin).launch(grid, block, [args], 0, cooperative)
+        kernel = DeviceKernel(cubin, shared_bytes)
+        kernel.launch(grid, block, [*maps, args], 0, cooperative)
         checked("cuCtxSynchronize", self._driver.cuCtxSynchronize())
 
     def require_no_fault(self, segment: int) -> None:
@@ -231,6 +237,62 @@ def timing(device: Device) -> None:
     device.launch("timing.cuh", "stamp_clocks", 2 * GRID, 32, stamp)
 
 
+# Every tile height, the stores of plain columns and of SwiGLU's, rows with weights.
+GEMM_CONFIGS = [
+    GemmConfig(32, 2),
+    GemmConfig(64, 3, swiglu=True),
+    GemmConfig(128, 2, row_weights=True),
+    GemmConfig(256, 2),
+    GemmConfig(256, 2, swiglu=True, row_weights=True),
+]
+GEMM_SIZES, GEMM_N, GEMM_K = (40, 0, 70, 300, 1), 192, 128
+
+
+def gemm(device: Device, config: GemmConfig) -> None:
+    """Sums of at most 128 ones: BF16 holds them exactly. Weights of rows are halves and ones."""
+    random = np.random.default_rng(1)
+    rows, n, experts = sum(GEMM_SIZES), GEMM_N, len(GEMM_SIZES)
+    columns = n // 2 if config.swiglu else n
+    x = random.integers(0, 2, (rows, GEMM_K)).astype(np.float32)
+    w = random.integers(-1, 2, (experts, n, GEMM_K)).astype(np.float32)
+    row_weights = random.choice([0.5, 1.0], rows).astype(np.float32)
+    ends = np.cumsum(GEMM_SIZES).astype(np.int32)
+    out = device.allocate(rows * columns * 2)
+    maps = (
+        tensor_map(device.upload(bf16(w)), experts * n, GEMM_K, TILE_COLS, BLOCK_K),
+        *(
+            tensor_map(device.upload(bf16(x)), rows, GEMM_K, height, BLOCK_K)
+            for height in (config.tile_rows, ROW_UNIT)
+        ),
+        tensor_map(out, rows, columns, config.store_rows, config.store_columns),
+    )
+    args = GemmArgs(
+        row_ends=device.upload(ends),
+        row_weights=device.upload(row_weights),
+        out=out,
+        next=device.allocate(8),
+        num_experts=experts,
+        n=n,
+        k=GEMM_K,
+    )
+    name = config.expression.removeprefix("mokbench::")
+    for _ in range(2):
+        device.launch(
+            SOURCE, name, GRID, THREADS, args, maps=maps, shared_bytes=config.shared_bytes
+        )
+    sums = np.concatenate(
+        [part @ w[e].T for e, part in enumerate(np.split(x, ends[:-1]))], dtype=np.float32
+    )
+    if config.swiglu:  # the weights lie as pack_gate_up would have put them
+        gate, up = (sums.reshape(rows, -1, 2, 8)[:, :, i].reshape(rows, -1) for i in (0, 1))
+        sums = gate / (1 + np.exp(-gate)) * up
+    if config.row_weights:
+        sums *= row_weights[:, None]
+    bits = device.download(out, rows * columns, np.uint16).astype(np.uint32) << 16
+    got = bits.view(np.float32).reshape(rows, columns)
+    assert np.allclose(got, sums, rtol=2**-7, atol=1e-6), f"{config}: wrong sums"
+
+
 def make_race() -> None:
     """Compile from a copy of the kernels without the barrier behind the warps' counts."""
     copy = Path(tempfile.mkdtemp(prefix="mokbench-race-")) / "kernels"
@@ -254,6 +316,8 @@ def main(defect: str) -> None:
     if defect == "none":
         signal(device)
         timing(device)
+        for config in GEMM_CONFIGS:
+            gemm(device, config)
     print("all kernels ran")
 
 
