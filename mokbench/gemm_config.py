@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 TILE_COLS = 128  # kTileCols
-ROW_UNIT = 32  # kRowUnit
+ROW_UNIT = 16  # kRowUnit
 BLOCK_K = 64  # kBlockK
 MAX_EXPERTS = 512  # kMaxGemmExperts
 TILE_ROWS = (32, 64, 128, 256)
@@ -20,10 +20,10 @@ _MAX_STAGES = 10
 _COLUMN_STEP = 64
 
 # The cost model's constants, in SM cycles a 64-wide k-block. Tensor cores do 64 x 8 x 16 BF16
-# products in 4 cycles, so 32 rows of 128 columns take 128. A k-block's operands reach an SM at
+# products in 4 cycles, so 16 rows of 128 columns take 64. A k-block's operands reach an SM at
 # about 55 bytes a cycle when all SMs load (8 full-size tiles in turn hide it, short ones do not),
 # and the weights come from memory at 18 when rows are few (4.1 TB/s over 132 SMs at 1.75 GHz).
-_CYCLES_A_UNIT = 128.0
+_CYCLES_A_UNIT = 64.0
 _L2_BYTES_A_CYCLE = 55.0
 _HBM_BYTES_A_CYCLE = 18.0
 _CYCLES_A_TILE = 600.0
@@ -64,7 +64,12 @@ class GemmConfig:
     @property
     def store_rows(self) -> int:
         """chunk_rows: rows of one store's box."""
-        return min(64, max(ROW_UNIT, self.tile_rows // 2 // ROW_UNIT * ROW_UNIT))
+        return min(64, self.tile_rows)
+
+    @property
+    def part_rows(self) -> int:
+        """part_rows of plan.h: rows of the box that short tiles are loaded by."""
+        return max(ROW_UNIT, self.tile_rows // 4)
 
     @property
     def store_columns(self) -> int:

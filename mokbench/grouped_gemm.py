@@ -96,7 +96,7 @@ class GroupedGemm:
     def _input_maps(self, x: Tensor) -> list[TensorMap]:
         key = (x.data_ptr(), x.shape[0], True)
         if key not in self._maps:
-            heights = (self.config.tile_rows, ROW_UNIT)
+            heights = (self.config.tile_rows, self.config.part_rows, ROW_UNIT)
             self._keep(key, [_map_of(x, height, BLOCK_K) for height in heights])
         return self._maps[key]
 

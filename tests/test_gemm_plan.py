@@ -71,12 +71,12 @@ def test_an_expert_without_rows_has_no_tile_and_no_rows_no_items():
 
 
 def test_rows_are_shared_out_evenly_among_an_experts_tiles():
-    # 530 rows are 17 units and need three tiles of 256 rows: not 256, 256 and 18.
+    # 530 rows are 34 units and need three tiles of 256 rows: not 256, 256 and 18.
     tiles = tiles_of([530], 128, 1, 256)
     assert [(row, num_rows, units) for _, _, row, num_rows, units in tiles] == [
-        (0, 192, 6),
-        (192, 192, 6),
-        (384, 146, 5),
+        (0, 192, 12),
+        (192, 176, 11),
+        (368, 162, 11),
     ]
 
 
@@ -96,15 +96,15 @@ def test_row_tiles_that_share_weights_follow_each_other():
 def test_tiles_that_would_leave_ctas_idle_are_cut():
     # 140 tiles on 132 CTAs: the last 8, cut into 4, are done in less than a whole tile's time.
     tiles = tiles_of([256] * 70, 256, 132, 256)
-    assert [units for *_, units in tiles] == [8] * 132 + [2] * 32
+    assert [units for *_, units in tiles] == [16] * 132 + [4] * 32
     # 131 tiles leave one CTA idle, and no cut would help.
-    assert [units for *_, units in tiles_of([256] * 131, 128, 132, 256)] == [8] * 131
+    assert [units for *_, units in tiles_of([256] * 131, 128, 132, 256)] == [16] * 131
 
 
 def test_hostile_plans_are_refused():
     with pytest.raises(ValueError, match="fall"):
         twin.gemm_tiles([5, 3], 128, num_ctas=1, tile_rows=256, group_tiles=8)
-    with pytest.raises(ValueError, match="multiple of 32"):
+    with pytest.raises(ValueError, match="multiple of 16"):
         twin.gemm_tiles([5], 128, num_ctas=1, tile_rows=40, group_tiles=8)
     with pytest.raises(ValueError, match="at least 1"):
         twin.gemm_tiles([5], 128, num_ctas=0, tile_rows=32, group_tiles=8)

@@ -86,6 +86,7 @@ struct GemmLoader {
   const GemmWork* work_slots;
   const ptx::TensorMap& w;       // boxes of kTileCols rows
   const ptx::TensorMap& x;       // boxes of tile_rows rows
+  const ptx::TensorMap& x_part;  // boxes of part_rows rows
   const ptx::TensorMap& x_unit;  // boxes of kRowUnit rows
   u32 n;
   u32 k;
@@ -110,17 +111,27 @@ struct GemmLoader {
     for (u32 from = 0; from < k; from += kBlockK) {
       ptx::mbarrier_wait(shared.empty(place.slot), place.parity ^ 1);
       const u32 full = shared.full(place.slot);
-      ptx::mbarrier_arrive_expect_tx(full, kWeightBytes + work.units * kUnitBytes);
+      ptx::mbarrier_arrive_expect_tx(full, kWeightBytes + work.units * kRowUnit * kLineBytes);
       ptx::cp_async_bulk_tensor_load(shared.weights(place.slot), w, full, from, weight_row);
-      if (work.units == c.tile_rows / kRowUnit) {
-        ptx::cp_async_bulk_tensor_load(shared.rows(place.slot), x, full, from, work.row);
-      } else {
-        for (u32 unit = 0; unit < work.units; ++unit) {
-          ptx::cp_async_bulk_tensor_load(shared.rows(place.slot) + unit * kUnitBytes, x_unit, full,
-                                         from, work.row + unit * kRowUnit);
-        }
-      }
+      load_rows(work, full, from);
       place.advance();
+    }
+  }
+
+  // By the largest boxes that fit.
+  __device__ __forceinline__ void load_rows(const GemmWork& work, u32 full, u32 from) {
+    const u32 to = shared.rows(place.slot);
+    const u32 num_rows = work.units * kRowUnit;
+    if (num_rows == c.tile_rows) {
+      ptx::cp_async_bulk_tensor_load(to, x, full, from, work.row);
+      return;
+    }
+    u32 row = 0;
+    for (; row + part_rows(c) <= num_rows; row += part_rows(c)) {
+      ptx::cp_async_bulk_tensor_load(to + row * kLineBytes, x_part, full, from, work.row + row);
+    }
+    for (; row < num_rows; row += kRowUnit) {
+      ptx::cp_async_bulk_tensor_load(to + row * kLineBytes, x_unit, full, from, work.row + row);
     }
   }
 };
@@ -128,6 +139,7 @@ struct GemmLoader {
 template <GemmConfig c>
 __global__ void __launch_bounds__(kGemmThreads, 1)
     grouped_gemm(const __grid_constant__ ptx::TensorMap w, const __grid_constant__ ptx::TensorMap x,
+                 const __grid_constant__ ptx::TensorMap x_part,
                  const __grid_constant__ ptx::TensorMap x_unit,
                  const __grid_constant__ ptx::TensorMap out, const __grid_constant__ GemmArgs a) {
   using Shared = GemmShared<c>;
@@ -142,7 +154,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   if (group == 0) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      GemmLoader<c>{shared, work_slots, w, x, x_unit, a.n, a.k, {}, {}}.run();
+      GemmLoader<c>{shared, work_slots, w, x, x_part, x_unit, a.n, a.k, {}, {}}.run();
     } else if (threadIdx.x == kSchedulerThread) {
       schedule_tiles<c>(shared, work_slots, a, tile_ends);
     }

@@ -12,7 +12,7 @@
 namespace mokbench {
 
 constexpr u32 kTileCols = 128;  // 64 a consumer warpgroup
-constexpr u32 kRowUnit = 32;
+constexpr u32 kRowUnit = 16;
 constexpr u32 kMaxGemmExperts = 512;
 
 // A C++20 template value in the kernel. Stages: k-blocks of both operands in shared memory.
@@ -26,6 +26,11 @@ struct GemmConfig {
 
 constexpr u32 ceil_div(u32 a, u32 b) { return (a + b - 1) / b; }
 constexpr u32 min_of(u32 a, u32 b) { return a < b ? a : b; }
+
+// Rows of the box by which most of a short tile is loaded.
+constexpr u32 part_rows(const GemmConfig& c) {
+  return c.tile_rows / 4 > kRowUnit ? c.tile_rows / 4 : kRowUnit;
+}
 
 constexpr u32 row_units(u32 rows) { return ceil_div(rows, kRowUnit); }
 constexpr u32 row_tiles(const GemmConfig& c, u32 rows) {
@@ -85,7 +90,8 @@ struct TileQueue {
   // a cycle as seen with tiles of 128 rows on an H200.
   static constexpr u32 piece_cost(u32 units) {
     const u32 loaded = (kTileCols + units * kRowUnit) * 128 / 52;
-    return loaded > 128 * units ? loaded : 128 * units;
+    const u32 multiplied = 4 * kRowUnit * units;
+    return loaded > multiplied ? loaded : multiplied;
   }
 };
 

@@ -3,7 +3,7 @@
 // fills by bulk copies, and two warpgroups that multiply out of it.
 //
 // The weights are wgmma's M side, the rows of the input its N side: 64 output columns a warpgroup,
-// and any multiple of 32 rows, so that an expert's last rows cost what they are.
+// and any multiple of 16 rows, so that an expert's last rows cost what they are.
 #pragma once
 
 #include "gemm/plan.h"
@@ -17,7 +17,6 @@ constexpr u32 kConsumers = 2;
 constexpr u32 kGroupThreads = 128;
 constexpr u32 kBlockK = 64;  // a row of 128 bytes, the swizzle's width
 constexpr u32 kGroupCols = kTileCols / kConsumers;
-constexpr u32 kUnitBytes = kRowUnit * kLineBytes;
 // Registers of a thread: 128 * (40 + 2 * 232) of the SM's 65536.
 constexpr u32 kProducerRegisters = 40;
 constexpr u32 kConsumerRegisters = 232;
@@ -27,10 +26,10 @@ constexpr u32 kMaxChunkRows = 64;
 constexpr u32 kChunkBytes = kMaxChunkRows * kGroupCols * 2;
 constexpr u32 kChunkBuffers = 2;
 
-// A tile's rows are multiplied in two halves where its sums must be read while others are made.
-constexpr u32 low_rows(const GemmConfig& c) {
-  return c.tile_rows > kRowUnit ? c.tile_rows / 2 / kRowUnit * kRowUnit : kRowUnit;
-}
+// Of a tile with more rows these are multiplied apart from the others where its sums must be read
+// while others are made. (Everywhere, since ptxas cannot share registers between wgmmas of
+// different sizes; fewer rows at once would read the weights too often.)
+constexpr u32 low_rows(const GemmConfig& c) { return min_of(c.tile_rows, 128); }
 constexpr u32 chunk_rows(const GemmConfig& c) { return min_of(kMaxChunkRows, low_rows(c)); }
 
 // Addresses in dynamic shared memory.
@@ -113,7 +112,6 @@ struct GemmConsumer {
   static constexpr u32 kChunkRows = chunk_rows(c);
   static constexpr u32 kHalfChunks = kLowRows / kChunkRows;
   static constexpr u32 kOutCols = c.swiglu ? kGroupCols / 2 : kGroupCols;
-  static_assert(c.tile_rows == kRowUnit || c.tile_rows == 2 * kLowRows);
 
   const GemmShared<c> shared;
   const GemmWork* const work_slots;
@@ -126,6 +124,7 @@ struct GemmConsumer {
   GemmWork pending;  // done; its high half is in packed
   u32 previous;      // slot to be given back, c.stages if none
   u32 buffer = 0;    // of the next store
+  u32 packed[kPacked];
 
   __device__ __forceinline__ GemmConsumer(GemmShared<c> shared, const GemmWork* work_slots,
                                           const GemmOutput& output, u32 group, u32 k_blocks)
@@ -141,6 +140,7 @@ struct GemmConsumer {
   __device__ __forceinline__ void run() {
     next_work();
     while (work.units != 0) run_units<kMaxUnits>();
+    store_high(0);
     if (threadIdx.x % kGroupThreads == 0) ptx::cp_async_bulk_wait_all();
   }
 
@@ -153,12 +153,15 @@ struct GemmConsumer {
     work_place.advance();
   }
 
+  // Code for a tile of at most this size; short tiles of an odd size run as the next even one.
+  static constexpr u32 run_size(u32 units) { return units > 8 ? units : ceil_div(units, 2) * 2; }
+
   template <u32 kUnits>
   __device__ __forceinline__ void run_units() {
-    if (work.units == kUnits) {
+    if (run_size(work.units) == kUnits) {
       run_tiles<kUnits>();
-    } else if constexpr (kUnits > 1) {
-      run_units<kUnits - 1>();
+    } else if constexpr (kUnits > 2) {
+      run_units<kUnits - (kUnits > 8 ? 1 : 2)>();
     }
   }
 
@@ -169,7 +172,6 @@ struct GemmConsumer {
     constexpr u32 kLow = min_of(kRows, kLowRows);
     constexpr u32 kHigh = kRows - kLow;
     float sums[kRows / 2];
-    u32 packed[kPacked];
     begin_block();
     multiply<kLow, 0>(sums, false);
     if constexpr (kHigh > 0) multiply<kHigh, kLow>(sums, false);
@@ -178,34 +180,33 @@ struct GemmConsumer {
 #pragma unroll 1
       for (u32 block = 1; block + 1 < k_blocks; ++block) {
         multiply_block<kLow, kHigh>(sums);
-        store_high_chunk(packed, block - 1);
+        store_high_chunk(block - 1);
         end_block();
       }
       multiply_block<kLow, kHigh>(sums);
       end_block();
-      store_high(packed, k_blocks - 2);
+      store_high(k_blocks - 2);
       pending = work;
       next_work();
       ptx::wgmma_wait_group<(kHigh > 0 ? 1 : 0)>();
-      pack<0, kLow / 2>(sums, packed);
-      store_chunk(packed, 0, 0);
+      pack<0, kLow / 2>(sums);
+      store_chunk(0, 0);
+      const bool goes_on = run_size(work.units) == kUnits;
+      if (!goes_on) store_low_rest();
       ptx::wgmma_wait_group<0>();
       release_previous();
       previous = c.stages;
-      if (work.units != kUnits) break;
+      if (!goes_on) break;
       begin_block();
       multiply<kLow, 0>(sums, false);
-      store_low_rest(packed);
+      store_low_rest();
       if constexpr (kHigh > 0) {
-        pack<kHalfSums, kHigh / 2>(sums, packed);
+        pack<kHalfSums, kHigh / 2>(sums);
         multiply<kHigh, kLow>(sums, false);
       }
       end_block();
     }
-    store_low_rest(packed);
-    if constexpr (kHigh > 0) pack<kHalfSums, kHigh / 2>(sums, packed);
-    store_high(packed, 0);
-    pending.num_rows = 0;
+    if constexpr (kHigh > 0) pack<kHalfSums, kHigh / 2>(sums);
   }
 
   __device__ __forceinline__ void begin_block() {
@@ -247,7 +248,7 @@ struct GemmConsumer {
   // Rounds kCount sums. Of eight rows a thread has two neighbouring ones at two columns, eight
   // apart: by SwiGLU's packing, gate and up of one column.
   template <u32 kFirst, u32 kCount, u32 kSums>
-  __device__ __forceinline__ void pack(float (&sums)[kSums], u32 (&packed)[kPacked]) {
+  __device__ __forceinline__ void pack(float (&sums)[kSums]) {
     ptx::pin_sums(sums, kFirst, kCount);
     if constexpr (c.row_weights) weigh<kFirst, kCount>(sums);
 #pragma unroll
@@ -273,7 +274,7 @@ struct GemmConsumer {
       const float own =
           own_row < pending.num_rows ? output.row_weights[pending.row + own_row] : 0.f;
 #pragma unroll
-      for (u32 j = 0; j < 16; j += 4) {
+      for (u32 j = 0; j < min_of(16, kFirst + kCount - i); j += 4) {
         const float first = __shfl_sync(0xffffffff, own, j * 2 + lane % 4 * 2);
         const float second = __shfl_sync(0xffffffff, own, j * 2 + lane % 4 * 2 + 1);
         if constexpr (!c.swiglu) {
@@ -286,27 +287,26 @@ struct GemmConsumer {
     }
   }
 
-  __device__ __forceinline__ void store_low_rest(const u32 (&packed)[kPacked]) {
+  __device__ __forceinline__ void store_low_rest() {
 #pragma unroll
-    for (u32 i = 1; i < kHalfChunks; ++i) store_chunk(packed, i, i);
+    for (u32 i = 1; i < kHalfChunks; ++i) store_chunk(i, i);
   }
-  __device__ __forceinline__ void store_high_chunk(const u32 (&packed)[kPacked], u32 nth) {
+  __device__ __forceinline__ void store_high_chunk(u32 nth) {
 #pragma unroll
     for (u32 i = 0; i < kHalfChunks; ++i) {
-      if (i == nth) store_chunk(packed, kHalfChunks + i, i);
+      if (i == nth) store_chunk(kHalfChunks + i, i);
     }
   }
-  __device__ __forceinline__ void store_high(const u32 (&packed)[kPacked], u32 from) {
+  __device__ __forceinline__ void store_high(u32 from) {
 #pragma unroll
     for (u32 i = 0; i < kHalfChunks; ++i) {
-      if (i >= from) store_chunk(packed, kHalfChunks + i, i);
+      if (i >= from) store_chunk(kHalfChunks + i, i);
     }
   }
 
   // The pending tile's rows from kChunkRows * chunk on, by way of shared memory: whole chunks by a
   // bulk copy, the expert's last rows one by one, since another expert's follow.
-  __device__ __forceinline__ void store_chunk(const u32 (&packed)[kPacked], u32 chunk,
-                                              u32 of_half) {
+  __device__ __forceinline__ void store_chunk(u32 chunk, u32 of_half) {
     const u32 column = (c.swiglu ? pending.column / 2 : pending.column) + group * kOutCols;
     if (chunk * kChunkRows >= pending.num_rows || column >= output.columns) return;
     const bool leads = threadIdx.x % kGroupThreads == 0;
@@ -316,7 +316,7 @@ struct GemmConsumer {
     buffer ^= kChunkBuffers - 1;
     if (leads) ptx::cp_async_bulk_wait_group_read<kChunkBuffers - 1>();
     ptx::bar_sync(1 + group, kGroupThreads);
-    stage_chunk(packed, staged, of_half);
+    stage_chunk(staged, of_half);
     ptx::fence_proxy_async();
     ptx::bar_sync(1 + group, kGroupThreads);
     const u32 row = pending.row + chunk * kChunkRows;
@@ -336,8 +336,7 @@ struct GemmConsumer {
     return row * 128 + ((piece ^ (row & 7)) << 4);
   }
 
-  __device__ __forceinline__ void stage_chunk(const u32 (&packed)[kPacked], u32 staged,
-                                              u32 of_half) {
+  __device__ __forceinline__ void stage_chunk(u32 staged, u32 of_half) {
     const u32 warp = threadIdx.x / 32 % 4;
     const u32 lane = threadIdx.x % 32;
     // A warp's columns: 16, two pieces; after SwiGLU 8, one piece.

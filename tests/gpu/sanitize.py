@@ -262,7 +262,7 @@ def gemm(device: Device, config: GemmConfig) -> None:
         tensor_map(device.upload(bf16(w)), experts * n, GEMM_K, TILE_COLS, BLOCK_K),
         *(
             tensor_map(device.upload(bf16(x)), rows, GEMM_K, height, BLOCK_K)
-            for height in (config.tile_rows, ROW_UNIT)
+            for height in (config.tile_rows, config.part_rows, ROW_UNIT)
         ),
         tensor_map(out, rows, columns, config.store_rows, config.store_columns),
     )
