@@ -199,12 +199,22 @@ class SignalRank:
 def copy_rate(kind: str, row_bytes: int, num_rows: int, repeats: int) -> list[float]:
     """GB/s of copying num_rows rows: memcpy as one block, pull gathering, or push scattering."""
 
-def gemm_tiles(
-    row_ends: list[int], n: int, *, num_ctas: int, tile_rows: int, group_tiles: int
-) -> list[tuple[int, int, int, int, int]]:
-    """The GPU's grouped GEMM as its CTAs take it: (expert, column, row, rows, units) of each item.
+GEMM_PARTS_A_CTA: int
+GEMM_PART_BYTES: int
 
-    Units are 32 rows, the last one's cut by the expert's end; a piece without units is skipped.
+def gemm_tiles(
+    row_ends: list[int],
+    n: int,
+    k_blocks: int,
+    *,
+    num_ctas: int,
+    tile_rows: int,
+    group_tiles: int,
+    split_k: bool,
+) -> list[dict[str, int]]:
+    """The GPU's grouped GEMM as its CTAs take it: GemmWork of kernels/gemm/plan.h, item by item.
+
+    Units are 16 rows, the last one's cut by the expert's end; a piece without units is skipped.
     """
 
 def gemm_layout(tile_rows: int, stages: int) -> dict[str, int]:

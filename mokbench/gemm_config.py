@@ -14,9 +14,11 @@ TILE_ROWS = (32, 64, 128, 256)
 # What a CTA of sm_90 may have.
 MAX_SHARED_BYTES = 232_448
 _LINE_BYTES = 128
-_WORK_SLOTS, _WORK_BYTES, _COUNT_WORDS = 1, 32, 16
+_WORK_SLOTS, _WORK_BYTES, _COUNT_WORDS = 1, 48, 16
 _STAGING_BYTES = 4 * 64 * _LINE_BYTES
 _MAX_STAGES = 10
+# Handing over a tile's sums pays where a CTA's share of its k-blocks takes longer.
+_SPLIT_K_ROWS, _SPLIT_K_FROM = 256, 96 * BLOCK_K
 _COLUMN_STEP = 64
 
 # The cost model's constants, in SM cycles a 64-wide k-block. Tensor cores do 64 x 8 x 16 BF16
@@ -38,6 +40,7 @@ class GemmConfig:
     group_tiles: int = 8
     swiglu: bool = False
     row_weights: bool = False
+    split_k: bool = False
 
     def __post_init__(self) -> None:
         if self.tile_rows not in TILE_ROWS:
@@ -47,6 +50,8 @@ class GemmConfig:
             raise ValueError(
                 f"stages is {self.stages}; with tile_rows {self.tile_rows} 2 to {most} fit"
             )
+        if self.split_k and self.tile_rows != _SPLIT_K_ROWS:
+            raise ValueError(f"split_k needs tile_rows {_SPLIT_K_ROWS}, found {self.tile_rows}")
         if self.group_tiles < 1:
             raise ValueError(f"group_tiles is {self.group_tiles}; at least 1")
 
@@ -151,4 +156,5 @@ def choose_gemm(
         stages=stages or most_stages(best),
         swiglu=swiglu,
         row_weights=row_weights,
+        split_k=best == _SPLIT_K_ROWS and k >= _SPLIT_K_FROM,
     )

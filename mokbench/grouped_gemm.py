@@ -1,8 +1,9 @@
 """The project's grouped GEMM on sm_90 (kernels/gemm): out[r] = x[r] @ w[expert of r].T, in BF16.
 
 Rows are sorted by expert and the experts' row counts are read on the device, so a call only queues
-work and a CUDA graph can hold it. Sums are FP32, and what a row gets depends on neither the tile
-it fell into nor the number of SMs.
+work and a CUDA graph can hold it. Sums are FP32 and added in a fixed order. Without ``split_k``
+what a row gets depends on neither the tile it fell into nor the number of SMs; with it, rows of the
+last tiles are sums of parts, whose number depends on both.
 """
 
 import ctypes
@@ -19,6 +20,8 @@ from mokbench.tensor_map import TensorMap, tensor_map
 SOURCE = "gemm/grouped.cuh"
 THREADS = 384  # kGemmThreads
 _PACKED_ROWS = 8
+PARTS_A_CTA = 2  # TileQueue::kPartsACta
+PART_BYTES = TILE_COLS * 256 * 4  # kPartBytes
 _MAX_MAPS = 64
 
 
@@ -30,6 +33,8 @@ class GemmArgs(ctypes.Structure):
         ("row_weights", ctypes.c_uint64),
         ("out", ctypes.c_uint64),
         ("next", ctypes.c_uint64),
+        ("parts", ctypes.c_uint64),
+        ("parts_there", ctypes.c_uint64),
         ("num_experts", ctypes.c_uint32),
         ("n", ctypes.c_uint32),
         ("k", ctypes.c_uint32),
@@ -65,6 +70,12 @@ class GroupedGemm:
         self._kernel = DeviceKernel(cubin, config.shared_bytes)
         self._next = torch.zeros(2, dtype=torch.int32, device=weights.device)
         self._arguments = GemmArgs(next=self._next.data_ptr(), num_experts=experts, n=n, k=k)
+        if config.split_k:
+            parts = PARTS_A_CTA * num_sms
+            self._parts = torch.empty(parts * PART_BYTES, dtype=torch.uint8, device=weights.device)
+            self._parts_there = torch.zeros(2 * parts, dtype=torch.int32, device=weights.device)
+            self._arguments.parts = self._parts.data_ptr()
+            self._arguments.parts_there = self._parts_there.data_ptr()
         self._weight_map = _map_of(weights, TILE_COLS, BLOCK_K)
         self._maps: dict[tuple[int, int, bool], list[TensorMap]] = {}
 

@@ -39,7 +39,7 @@ GEMM_KERNELS = [
     for rows in TILE_ROWS
     for swiglu in (False, True)
     for row_weights in (False, True)
-]
+] + [(SOURCE, GemmConfig(swiglu=swiglu, split_k=True).expression) for swiglu in (False, True)]
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,29 @@ from mokbench.gemm_config import (
     most_stages,
 )
 
+grouped_gemm = pytest.importorskip("mokbench.grouped_gemm")
+
 try:
     twin.load_twin()
 except UnsupportedError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 
-def tiles_of(sizes, n, num_ctas, tile_rows, group_tiles=8):
+def tiles_of(sizes, n, num_ctas, tile_rows, group_tiles=8, k_blocks=12, split_k=False):
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return twin.gemm_tiles(ends, n, num_ctas=num_ctas, tile_rows=tile_rows, group_tiles=group_tiles)
+    return twin.gemm_tiles(
+        ends,
+        n,
+        k_blocks,
+        num_ctas=num_ctas,
+        tile_rows=tile_rows,
+        group_tiles=group_tiles,
+        split_k=split_k,
+    )
+
+
+def fields(tiles, *names):
+    return [tuple(tile[name] for name in names) for tile in tiles]
 
 
 SIZES = st.lists(st.one_of(st.just(0), st.integers(1, 1200)), min_size=1, max_size=12)
@@ -36,19 +50,23 @@ SIZES = st.lists(st.one_of(st.just(0), st.integers(1, 1200)), min_size=1, max_si
 @given(
     sizes=SIZES,
     blocks=st.integers(1, 9),
+    k_blocks=st.integers(2, 230),
     num_ctas=st.integers(1, 140),
     tile_rows=st.sampled_from(TILE_ROWS),
     group_tiles=st.integers(1, 9),
+    split_k=st.booleans(),
 )
 def test_every_row_is_in_one_tile_of_every_column_block(
-    sizes, blocks, num_ctas, tile_rows, group_tiles
+    sizes, blocks, k_blocks, num_ctas, tile_rows, group_tiles, split_k
 ):
     n = blocks * TILE_COLS - TILE_COLS // 2
     begins = [sum(sizes[:i]) for i in range(len(sizes))]
-    seen = {}
-    for expert, column, row, num_rows, units in tiles_of(
-        sizes, n, num_ctas, tile_rows, group_tiles
-    ):
+    seen, parts_seen = {}, set()
+    arguments = (sizes, n, num_ctas, tile_rows, group_tiles, k_blocks, split_k)
+    for tile in tiles_of(*arguments):
+        expert, column, row, num_rows, units = fields(
+            [tile], "expert", "column", "row", "num_rows", "units"
+        )[0]
         if units == 0:
             continue
         assert units <= tile_rows // ROW_UNIT
@@ -57,15 +75,25 @@ def test_every_row_is_in_one_tile_of_every_column_block(
         assert row + num_rows <= begins[expert] + sizes[expert]
         assert column % TILE_COLS == 0
         assert column < n
+        blocks_of_it = range(tile["first_block"], tile["first_block"] + tile["num_blocks"])
+        if tile["k_parts"] > 1:
+            assert split_k
+            if tile["k_part"] > 0:
+                at = tile["parts_at"] + tile["k_part"] - 1
+                assert at < 2 * num_ctas
+                assert at not in parts_seen
+                parts_seen.add(at)
         for r in range(row, row + num_rows):
-            key = (column, r)
-            assert key not in seen
-            seen[key] = expert
+            have = seen.setdefault((column, r), [])
+            # Parts come last first: the owner of the sum, part 0, waits for CTAs at work.
+            assert not have or min(have) == blocks_of_it[-1] + 1
+            have.extend(blocks_of_it)
     assert len(seen) == blocks * sum(sizes)
+    assert all(sorted(have) == list(range(k_blocks)) for have in seen.values())
 
 
 def test_an_expert_without_rows_has_no_tile_and_no_rows_no_items():
-    assert {tile[0] for tile in tiles_of([0, 40, 0], 128, 132, 256)} == {1}
+    assert {tile["expert"] for tile in tiles_of([0, 40, 0], 128, 132, 256)} == {1}
     assert tiles_of([0, 0], 512, 132, 256) == []
     assert tiles_of([], 512, 132, 256) == []
 
@@ -73,7 +101,7 @@ def test_an_expert_without_rows_has_no_tile_and_no_rows_no_items():
 def test_rows_are_shared_out_evenly_among_an_experts_tiles():
     # 530 rows are 34 units and need three tiles of 256 rows: not 256, 256 and 18.
     tiles = tiles_of([530], 128, 1, 256)
-    assert [(row, num_rows, units) for _, _, row, num_rows, units in tiles] == [
+    assert fields(tiles, "row", "num_rows", "units") == [
         (0, 192, 12),
         (192, 176, 11),
         (368, 162, 11),
@@ -82,12 +110,12 @@ def test_rows_are_shared_out_evenly_among_an_experts_tiles():
 
 def test_row_tiles_that_share_weights_follow_each_other():
     tiles = tiles_of([1024], 256, 8, 256)
-    assert [(column, row) for _, column, row, _, _ in tiles] == [
+    assert fields(tiles, "column", "row") == [
         (column, row) for column in (0, 128) for row in (0, 256, 512, 768)
     ]
     # In groups of two row tiles, the columns come round again for the next group.
     tiles = tiles_of([1024], 256, 8, 256, group_tiles=2)
-    assert [(column, row) for _, column, row, _, _ in tiles] == [
+    assert fields(tiles, "column", "row") == [
         *((column, row) for column in (0, 128) for row in (0, 256)),
         *((column, row) for column in (0, 128) for row in (512, 768)),
     ]
@@ -96,20 +124,43 @@ def test_row_tiles_that_share_weights_follow_each_other():
 def test_tiles_that_would_leave_ctas_idle_are_cut():
     # 140 tiles on 132 CTAs: the last 8, cut into 4, are done in less than a whole tile's time.
     tiles = tiles_of([256] * 70, 256, 132, 256)
-    assert [units for *_, units in tiles] == [16] * 132 + [4] * 32
+    assert fields(tiles, "units") == [(16,)] * 132 + [(4,)] * 32
     # 131 tiles leave one CTA idle, and no cut would help.
-    assert [units for *_, units in tiles_of([256] * 131, 128, 132, 256)] == [16] * 131
+    assert fields(tiles_of([256] * 131, 128, 132, 256), "units") == [(16,)] * 131
+
+
+def test_long_k_is_shared_out_where_cut_rows_would_not_help():
+    # 68 of 132 CTAs would do a last tile: in thirds of 224 k-blocks all are done earlier.
+    tiles = tiles_of([256 * 100], 256, 132, 256, k_blocks=224, split_k=True)
+    assert fields(tiles, "k_parts") == [(1,)] * 132 + [(3,)] * 204
+    assert fields(tiles[132:135], "k_part", "first_block", "num_blocks") == [
+        (2, 150, 74),
+        (1, 75, 75),
+        (0, 0, 75),
+    ]
+    short = tiles_of([256 * 100], 256, 132, 256, k_blocks=12, split_k=True)
+    assert set(fields(short, "k_parts")) == {(1,)}
 
 
 def test_hostile_plans_are_refused():
-    with pytest.raises(ValueError, match="fall"):
-        twin.gemm_tiles([5, 3], 128, num_ctas=1, tile_rows=256, group_tiles=8)
-    with pytest.raises(ValueError, match="multiple of 16"):
-        twin.gemm_tiles([5], 128, num_ctas=1, tile_rows=40, group_tiles=8)
-    with pytest.raises(ValueError, match="at least 1"):
-        twin.gemm_tiles([5], 128, num_ctas=0, tile_rows=32, group_tiles=8)
+    for sizes, words in (([5, -2], "fall"), ([5], "multiple of 16")):
+        with pytest.raises(ValueError, match=words):
+            tiles_of(sizes, 128, 1, 40 if words.startswith("multiple") else 256)
+    for changes in ({"num_ctas": 0}, {"n": 0}, {"k_blocks": 0}):
+        arguments = {"n": 128, "num_ctas": 1, "k_blocks": 2} | changes
+        with pytest.raises(ValueError, match="at least 1"):
+            tiles_of([5], tile_rows=32, **arguments)
     with pytest.raises(TypeError):
-        twin.gemm_tiles([5], -1, num_ctas=1, tile_rows=32, group_tiles=8)
+        tiles_of([5], -1, 1, 32)
+
+
+def test_the_parts_of_shared_tiles_have_room():
+    assert grouped_gemm.PARTS_A_CTA == twin.GEMM_PARTS_A_CTA
+    assert grouped_gemm.PART_BYTES == twin.GEMM_PART_BYTES == 128 * 256 * 4
+    assert choose_gemm(2048, 8, 4096, 14336, 132).split_k
+    assert not choose_gemm(512, 128, 2048, 768, 132).split_k
+    with pytest.raises(ValueError, match="split_k needs tile_rows 256"):
+        GemmConfig(tile_rows=128, split_k=True)
 
 
 @pytest.mark.parametrize("tile_rows", TILE_ROWS)

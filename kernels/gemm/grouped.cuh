@@ -14,7 +14,9 @@ struct GemmArgs {
   const i32* row_ends;       // [experts]: the row behind the expert's last
   const float* row_weights;  // [rows] or null
   char* out;                 // [rows, columns of a row]
-  u32* next;  // [2]: tiles taken beyond the first of each CTA, CTAs done; zero before
+  u32* next;         // [2]: tiles taken beyond the first of each CTA, CTAs done; zero before
+  float* parts;      // with split_k: TileQueue::kPartsACta * CTAs times kPartBytes
+  u32* parts_there;  // and twice as many words; zero before
   u32 num_experts;
   u32 n;  // weight rows of an expert, a multiple of 64
   u32 k;  // a multiple of 64
@@ -56,7 +58,7 @@ template <GemmConfig c>
 __device__ __forceinline__ void schedule_tiles(GemmShared<c> shared, GemmWork* work_slots,
                                                const GemmArgs& a, const u32* tile_ends) {
   static constexpr GemmConfig kConfig = c;
-  TileWalk walk(kConfig, tile_ends, a.row_ends, a.num_experts, a.n, gridDim.x);
+  TileWalk walk(kConfig, tile_ends, a.row_ends, a.num_experts, a.n, a.k / kBlockK, gridDim.x);
   RingPlace<kWorkSlots> place;
   const auto hand_over = [&](GemmWork work) {
     work_slots[place.slot] = work;
@@ -89,7 +91,6 @@ struct GemmLoader {
   const ptx::TensorMap& x_part;  // boxes of part_rows rows
   const ptx::TensorMap& x_unit;  // boxes of kRowUnit rows
   u32 n;
-  u32 k;
   RingPlace<c.stages> place;
   RingPlace<kWorkSlots> work_place;
 
@@ -108,7 +109,8 @@ struct GemmLoader {
   // next expert as they are: neither is stored.
   __device__ __forceinline__ void load(const GemmWork& work) {
     const u32 weight_row = work.expert * n + work.column;
-    for (u32 from = 0; from < k; from += kBlockK) {
+    for (u32 block = 0; block < work.num_blocks; ++block) {
+      const u32 from = (work.first_block + block) * kBlockK;
       ptx::mbarrier_wait(shared.empty(place.slot), place.parity ^ 1);
       const u32 full = shared.full(place.slot);
       ptx::mbarrier_arrive_expect_tx(full, kWeightBytes + work.units * kRowUnit * kLineBytes);
@@ -154,14 +156,14 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   if (group == 0) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      GemmLoader<c>{shared, work_slots, w, x, x_part, x_unit, a.n, a.k, {}, {}}.run();
+      GemmLoader<c>{shared, work_slots, w, x, x_part, x_unit, a.n, {}, {}}.run();
     } else if (threadIdx.x == kSchedulerThread) {
       schedule_tiles<c>(shared, work_slots, a, tile_ends);
     }
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     const u32 columns = c.swiglu ? a.n / 2 : a.n;
-    const GemmOutput output{out, a.out, a.row_weights, columns};
+    const GemmOutput output{out, a.out, a.row_weights, columns, a.parts, a.parts_there};
     GemmConsumer<c>(shared, work_slots, output, group - 1, a.k / kBlockK).run();
   }
 }

@@ -22,6 +22,7 @@ struct GemmConfig {
   u32 group_tiles = 8;       // row tiles of an expert that share a column block one after the other
   bool swiglu = false;       // weights alternate 8 gate rows, 8 up rows; half as many columns out
   bool row_weights = false;  // output rows are multiplied by a weight each
+  bool split_k = false;      // the last tiles may be shared out by k-blocks, see TileQueue
 };
 
 constexpr u32 ceil_div(u32 a, u32 b) { return (a + b - 1) / b; }
@@ -49,46 +50,69 @@ constexpr Share share_of(u32 units, u32 parts, u32 nth) {
 }
 
 // The order in which the tiles of a launch are taken: one after the other by whoever is free. The
-// last ones, which would leave CTAs idle, are cut into `pieces` of rows each.
+// last ones, which would leave CTAs idle, are cut into `pieces` of rows each, or their k-blocks are
+// shared out among `k_parts` CTAs, whose sums the first part's owner adds in order. It is taken
+// last, so that it waits for CTAs only that are already at work.
 struct TileQueue {
-  u32 whole;   // tiles that stay whole
-  u32 pieces;  // of each of the tiles behind them
+  u32 whole;        // tiles that stay whole
+  u32 pieces = 1;   // of each of the tiles behind them
+  u32 k_parts = 1;  // the same; one of the two is 1
   u32 items;
 
-  constexpr TileQueue(const GemmConfig& c, u32 tiles, u32 num_ctas)
-      : whole(tiles), pieces(1), items(tiles) {
+  constexpr TileQueue(const GemmConfig& c, u32 tiles, u32 num_ctas, u32 k_blocks)
+      : whole(tiles), items(tiles) {
     const u32 rest = tiles % num_ctas;
     const u32 most = c.tile_rows / kRowUnit;
-    u32 best = piece_cost(most);
-    for (u32 cut = 2; cut <= min_of(most, kMaxPieces) && rest > 0; ++cut) {
-      const u32 cost = ceil_div(rest * cut, num_ctas) * piece_cost(ceil_div(most, cut));
-      if (cost < best) {
-        best = cost;
+    u32 best = k_blocks * block_cycles(most);
+    for (u32 cut = 2; cut <= min_of(most, kMaxCut) && rest > 0; ++cut) {
+      const u32 rounds = ceil_div(rest * cut, num_ctas);
+      const u32 by_rows = rounds * k_blocks * block_cycles(ceil_div(most, cut));
+      if (by_rows < best) {
+        best = by_rows;
         pieces = cut;
+        k_parts = 1;
+      }
+      if (!c.split_k || rest * (cut - 1) > kPartsACta * num_ctas) continue;
+      const u32 by_k =
+          rounds * (ceil_div(k_blocks, cut) * block_cycles(most) + kHandOverCycles * cut);
+      if (by_k < best) {
+        best = by_k;
+        pieces = 1;
+        k_parts = cut;
       }
     }
-    if (pieces > 1) {
+    if (pieces * k_parts > 1) {
       whole = tiles - rest;
-      items = whole + rest * pieces;
+      items = whole + rest * pieces * k_parts;
     }
   }
 
   struct Item {
     u32 tile;
     u32 piece;
+    u32 k_part;
   };
   constexpr Item item(u32 index) const {
-    if (index < whole) return {index, 0};
-    return {whole + (index - whole) / pieces, (index - whole) % pieces};
+    if (index < whole) return {index, 0, 0};
+    const u32 in_tile = (index - whole) % (pieces * k_parts);
+    const u32 tile = whole + (index - whole) / (pieces * k_parts);
+    if (k_parts > 1) return {tile, 0, k_parts - 1 - in_tile};
+    return {tile, in_tile, 0};
   }
   constexpr u32 pieces_of(u32 tile) const { return tile < whole ? 1 : pieces; }
+  constexpr u32 k_parts_of(u32 tile) const { return tile < whole ? 1 : k_parts; }
+
+  // Sums of this many parts fit the launch's memory.
+  static constexpr u32 kPartsACta = 2;
 
  private:
-  static constexpr u32 kMaxPieces = 4;
+  static constexpr u32 kMaxCut = 5;
+  // To write a tile's FP32 sums, or to read and add them: 128 KiB at some 30 bytes a cycle.
+  static constexpr u32 kHandOverCycles = 5000;
 
   // Cycles of a k-block: of the tensor cores, or of its operands' way into shared memory, 52 bytes
   // a cycle as seen with tiles of 128 rows on an H200.
-  static constexpr u32 piece_cost(u32 units) {
+  static constexpr u32 block_cycles(u32 units) {
     const u32 loaded = (kTileCols + units * kRowUnit) * 128 / 52;
     const u32 multiplied = 4 * kRowUnit * units;
     return loaded > multiplied ? loaded : multiplied;
@@ -103,6 +127,11 @@ struct alignas(16) GemmWork {
   u32 row;       // first of the input and of the output
   u32 num_rows;  // that are the expert's
   u32 column;    // first of the output before SwiGLU
+  u32 first_block;
+  u32 num_blocks;
+  u32 k_part;  // of k_parts; 0 gets the others' sums
+  u32 k_parts;
+  u32 parts_at;  // where the sums of parts 1 and on are kept, in parts
 };
 
 // Walks the queue's items in rising order; not all of them need to be asked for. tile_ends[e] is
@@ -112,16 +141,18 @@ struct TileWalk {
   const u32* tile_ends;
   const i32* row_ends;
   u32 n;
+  u32 k_blocks;
   TileQueue queue;
   u32 expert = 0;  // of the item last asked for
 
   constexpr TileWalk(const GemmConfig& c, const u32* tile_ends, const i32* row_ends,
-                     u32 num_experts, u32 n, u32 num_ctas)
+                     u32 num_experts, u32 n, u32 k_blocks, u32 num_ctas)
       : c(c),
         tile_ends(tile_ends),
         row_ends(row_ends),
         n(n),
-        queue(c, num_experts > 0 ? tile_ends[num_experts - 1] : 0, num_ctas) {}
+        k_blocks(k_blocks),
+        queue(c, num_experts > 0 ? tile_ends[num_experts - 1] : 0, num_ctas, k_blocks) {}
 
   // Columns outer, rows inner: both operands of the tiles that run together stay in the L2. A piece
   // may be empty.
@@ -140,7 +171,18 @@ struct TileWalk {
     const Share part = share_of(tile.count, queue.pieces_of(item.tile), item.piece);
     const u32 first_row = (tile.first + part.first) * kRowUnit;
     const u32 num_rows = min_of(rows - first_row, part.count * kRowUnit);
-    return {part.count, expert, begin + first_row, num_rows, within / in_group * kTileCols};
+    const u32 k_parts = queue.k_parts_of(item.tile);
+    const Share blocks = share_of(k_blocks, k_parts, item.k_part);
+    return {.units = part.count,
+            .expert = expert,
+            .row = begin + first_row,
+            .num_rows = num_rows,
+            .column = within / in_group * kTileCols,
+            .first_block = blocks.first,
+            .num_blocks = blocks.count,
+            .k_part = item.k_part,
+            .k_parts = k_parts,
+            .parts_at = k_parts > 1 ? (item.tile - queue.whole) * (k_parts - 1) : 0};
   }
 };
 
@@ -151,6 +193,7 @@ constexpr u32 kLineBytes = 128;  // a row of a k-block, the swizzle's width
 constexpr u32 kWeightBytes = kTileCols * kLineBytes;
 constexpr u32 kStagingBytes = 4 * 64 * kLineBytes;
 constexpr u32 kCountWords = 16;
+constexpr u32 kPartBytes = kTileCols * 256 * 4;  // sums of a part
 
 struct GemmLayout {
   u32 stage_bytes;

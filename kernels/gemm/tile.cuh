@@ -97,7 +97,9 @@ struct GemmOutput {
   const ptx::TensorMap& map;  // boxes of chunk_rows rows and a warpgroup's columns
   char* rows;
   const float* row_weights;
-  u32 columns;  // a row, after SwiGLU
+  u32 columns;       // a row, after SwiGLU
+  float* parts;      // of tiles whose k-blocks are shared out: sums, kPartBytes each
+  u32* parts_there;  // [parts][2 warpgroups], 0 when none
 };
 
 // One consumer warpgroup. A tile's sums are made in two halves of its rows. While the tensor cores
@@ -139,7 +141,13 @@ struct GemmConsumer {
 
   __device__ __forceinline__ void run() {
     next_work();
-    while (work.units != 0) run_units<kMaxUnits>();
+    while (work.units != 0) {
+      if (is_part(work)) {
+        run_part();
+      } else {
+        run_units<kMaxUnits>();
+      }
+    }
     store_high(0);
     if (threadIdx.x % kGroupThreads == 0) ptx::cp_async_bulk_wait_all();
   }
@@ -152,6 +160,8 @@ struct GemmConsumer {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared.work_empty(work_place.slot));
     work_place.advance();
   }
+
+  static constexpr bool is_part(const GemmWork& work) { return c.split_k && work.k_parts > 1; }
 
   // Code for a tile of at most this size; short tiles of an odd size run as the next even one.
   static constexpr u32 run_size(u32 units) { return units > 8 ? units : ceil_div(units, 2) * 2; }
@@ -191,7 +201,7 @@ struct GemmConsumer {
       ptx::wgmma_wait_group<(kHigh > 0 ? 1 : 0)>();
       pack<0, kLow / 2>(sums);
       store_chunk(0, 0);
-      const bool goes_on = run_size(work.units) == kUnits;
+      const bool goes_on = run_size(work.units) == kUnits && !is_part(work);
       if (!goes_on) store_low_rest();
       ptx::wgmma_wait_group<0>();
       release_previous();
@@ -207,6 +217,75 @@ struct GemmConsumer {
       end_block();
     }
     if constexpr (kHigh > 0) pack<kHalfSums, kHigh / 2>(sums);
+  }
+
+  // Some k-blocks of a tile. Nothing is overlapped: there are a few at the end of a launch only.
+  __device__ __forceinline__ void run_part() {
+    constexpr u32 kHigh = c.tile_rows - kLowRows;
+    float sums[c.tile_rows / 2];
+    store_high(0);
+    pending = {};
+    begin_block();
+    multiply<kLowRows, 0>(sums, false);
+    if constexpr (kHigh > 0) multiply<kHigh, kLowRows>(sums, false);
+    end_block();
+#pragma unroll 1
+    for (u32 block = 1; block < work.num_blocks; ++block) {
+      multiply_block<kLowRows, kHigh>(sums);
+      end_block();
+    }
+    ptx::wgmma_wait_group<0>();
+    release_previous();
+    previous = c.stages;
+    ptx::pin_sums(sums, 0, c.tile_rows / 2);
+    if (work.k_part > 0) {
+      give_sums(sums);
+      next_work();
+      return;
+    }
+    take_sums(sums);
+    pending = work;
+    next_work();
+    pack<0, kHalfSums>(sums);
+    store_chunk(0, 0);
+    store_low_rest();
+    if constexpr (kHigh > 0) pack<kHalfSums, kHigh / 2>(sums);
+  }
+
+  template <u32 kSums>
+  __device__ __forceinline__ float* part_at(u32 part) {
+    return output.parts + u64{part * kConsumers + group} * (kSums * kGroupThreads) +
+           ptx::tid_x() % kGroupThreads;
+  }
+
+  template <u32 kSums>
+  __device__ __forceinline__ void give_sums(const float (&sums)[kSums]) {
+    const u32 part = work.parts_at + work.k_part - 1;
+    float* to = part_at<kSums>(part);
+#pragma unroll
+    for (u32 i = 0; i < kSums; ++i) to[i * kGroupThreads] = sums[i];
+    ptx::fence_acq_rel_gpu();
+    ptx::bar_sync(1 + group, kGroupThreads);
+    if (ptx::tid_x() % kGroupThreads == 0) {
+      ptx::st_release_gpu(output.parts_there + part * kConsumers + group, 1);
+    }
+  }
+
+  // Adds them in order. Unbounded: whoever has them was taken before this part.
+  template <u32 kSums>
+  __device__ __forceinline__ void take_sums(float (&sums)[kSums]) {
+#pragma unroll 1
+    for (u32 part = work.parts_at; part < work.parts_at + work.k_parts - 1; ++part) {
+      if (ptx::tid_x() % kGroupThreads == 0) {
+        u32* there = output.parts_there + part * kConsumers + group;
+        while (ptx::ld_acquire_gpu(there) == 0) ptx::nanosleep(100);
+        ptx::st_relaxed_gpu(there, 0);  // for the next launch
+      }
+      ptx::bar_sync(1 + group, kGroupThreads);
+      const float* from = part_at<kSums>(part);
+#pragma unroll
+      for (u32 i = 0; i < kSums; ++i) sums[i] += __ldcg(from + i * kGroupThreads);
+    }
   }
 
   __device__ __forceinline__ void begin_block() {

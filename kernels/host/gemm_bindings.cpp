@@ -16,12 +16,13 @@ namespace mokbench {
 
 namespace {
 
-GemmConfig checked_config(u32 tile_rows, u32 stages, u32 group_tiles) {
+GemmConfig checked_config(u32 tile_rows, u32 stages, u32 group_tiles, bool split_k = false) {
   if (tile_rows == 0 || tile_rows % kRowUnit != 0 || stages == 0 || group_tiles == 0) {
     throw std::invalid_argument("tile_rows must be a multiple of " + std::to_string(kRowUnit) +
                                 ", stages and group_tiles at least 1");
   }
-  return GemmConfig{.tile_rows = tile_rows, .stages = stages, .group_tiles = group_tiles};
+  return GemmConfig{
+      .tile_rows = tile_rows, .stages = stages, .group_tiles = group_tiles, .split_k = split_k};
 }
 
 // What count_tiles does on the GPU.
@@ -37,17 +38,30 @@ std::vector<u32> tile_ends_of(const GemmConfig& config, const std::vector<i32>& 
   return tile_ends;
 }
 
-nb::list gemm_tiles(const std::vector<i32>& row_ends, u32 n, u32 num_ctas, u32 tile_rows,
-                    u32 group_tiles) {
-  const GemmConfig config = checked_config(tile_rows, 1, group_tiles);
-  if (n == 0 || num_ctas == 0) throw std::invalid_argument("n and num_ctas must be at least 1");
+nb::list gemm_tiles(const std::vector<i32>& row_ends, u32 n, u32 k_blocks, u32 num_ctas,
+                    u32 tile_rows, u32 group_tiles, bool split_k) {
+  const GemmConfig config = checked_config(tile_rows, 1, group_tiles, split_k);
+  if (n == 0 || k_blocks == 0 || num_ctas == 0) {
+    throw std::invalid_argument("n, k_blocks and num_ctas must be at least 1");
+  }
   const std::vector<u32> tile_ends = tile_ends_of(config, row_ends, n);
   TileWalk walk(config, tile_ends.data(), row_ends.data(), static_cast<u32>(row_ends.size()), n,
-                num_ctas);
+                k_blocks, num_ctas);
   nb::list found;
   for (u32 index = 0; index < walk.queue.items; ++index) {
     const GemmWork work = walk.at(index);
-    found.append(nb::make_tuple(work.expert, work.column, work.row, work.num_rows, work.units));
+    nb::dict item;
+    item["units"] = work.units;
+    item["expert"] = work.expert;
+    item["row"] = work.row;
+    item["num_rows"] = work.num_rows;
+    item["column"] = work.column;
+    item["first_block"] = work.first_block;
+    item["num_blocks"] = work.num_blocks;
+    item["k_part"] = work.k_part;
+    item["k_parts"] = work.k_parts;
+    item["parts_at"] = work.parts_at;
+    found.append(item);
   }
   return found;
 }
@@ -67,8 +81,10 @@ nb::dict gemm_layout_of(u32 tile_rows, u32 stages) {
 }  // namespace
 
 void bind_gemm(nb::module_& m) {
-  m.def("gemm_tiles", &gemm_tiles, "row_ends"_a, "n"_a, nb::kw_only(), "num_ctas"_a, "tile_rows"_a,
-        "group_tiles"_a);
+  m.def("gemm_tiles", &gemm_tiles, "row_ends"_a, "n"_a, "k_blocks"_a, nb::kw_only(), "num_ctas"_a,
+        "tile_rows"_a, "group_tiles"_a, "split_k"_a);
+  m.attr("GEMM_PARTS_A_CTA") = TileQueue::kPartsACta;
+  m.attr("GEMM_PART_BYTES") = kPartBytes;
   m.def("gemm_layout", &gemm_layout_of, "tile_rows"_a, "stages"_a);
 }
 

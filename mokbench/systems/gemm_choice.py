@@ -7,6 +7,10 @@ from mokbench.systems.options import GemmOptions
 from mokbench.workload import Cell, Dtype, Workload
 
 
+# For what does not depend on the SMs.
+_SOME_SMS = 132
+
+
 def gemm_reason(cell: Cell, options: GemmOptions) -> str | None:
     """Why the cell's grouped GEMM cannot be had as the options ask for it, or None."""
     if options.gemm == "torch":
@@ -26,7 +30,7 @@ def gemm_reason(cell: Cell, options: GemmOptions) -> str | None:
                 "set gemm: torch"
             )
     try:
-        _config(options, 256, GemmConfig())
+        choose(work, options, _SOME_SMS)
     except ValueError as error:
         return str(error)
     return None
@@ -65,8 +69,7 @@ def choose(work: Workload, options: GemmOptions, num_sms: int) -> GemmChoice:
         "down": (model.hidden, model.intermediate),
     }
     for name, (n, k) in shapes.items():
-        model_choice = choose_gemm(rows, experts, n, k, num_sms)
-        config = _config(options, model_choice.tile_rows, model_choice)
+        config = _config(options, rows, experts, n, k, num_sms)
         found[name] = replace(config, swiglu=name == "gate_up")
         costs = [gemm_cost(height, rows, experts, n, k, num_sms) for height in TILE_ROWS]
         model_says = ", ".join(f"{c.tile_rows}: {c.cycles / 1e3:.0f}" for c in costs)
@@ -77,9 +80,16 @@ def choose(work: Workload, options: GemmOptions, num_sms: int) -> GemmChoice:
     return GemmChoice(found["gate_up"], found["down"], tuple(notes))
 
 
-def _config(options: GemmOptions, tile_rows: int, choice: GemmConfig) -> GemmConfig:
-    if options.gemm_tile_rows != "auto":
-        tile_rows = options.gemm_tile_rows
-    stages = None if options.gemm_stages == "auto" else options.gemm_stages
-    config = choose_gemm(1, 1, 64, 128, 1, tile_rows=tile_rows, stages=stages)
+def _config(
+    options: GemmOptions, rows: float, experts: int, n: int, k: int, num_sms: int
+) -> GemmConfig:
+    config = choose_gemm(
+        rows,
+        experts,
+        n,
+        k,
+        num_sms,
+        tile_rows=None if options.gemm_tile_rows == "auto" else options.gemm_tile_rows,
+        stages=None if options.gemm_stages == "auto" else options.gemm_stages,
+    )
     return replace(config, group_tiles=options.gemm_group_tiles)

@@ -22,7 +22,7 @@ from mokbench.device_kernel import DeviceKernel, checked
 from mokbench.fabric import cuda_signal, fault
 from mokbench.fabric.cuda import MAX_RANKS
 from mokbench.gemm_config import BLOCK_K, ROW_UNIT, TILE_COLS, GemmConfig
-from mokbench.grouped_gemm import SOURCE, THREADS, GemmArgs
+from mokbench.grouped_gemm import PART_BYTES, PARTS_A_CTA, SOURCE, THREADS, GemmArgs
 from mokbench.measure.gpu_timing import AlignArgs, StampArgs
 from mokbench.systems.cuda_push import PushShape
 from mokbench.systems.cuda_push_workspace import KERNELS, PushArgs
@@ -244,24 +244,27 @@ GEMM_CONFIGS = [
     GemmConfig(128, 2, row_weights=True),
     GemmConfig(256, 2),
     GemmConfig(256, 2, swiglu=True, row_weights=True),
+    GemmConfig(256, 2, split_k=True),
 ]
-GEMM_SIZES, GEMM_N, GEMM_K = (40, 0, 70, 300, 1), 192, 128
+GEMM_SIZES, GEMM_N = (40, 0, 70, 300, 1), 192
 
 
 def gemm(device: Device, config: GemmConfig) -> None:
-    """Sums of at most 128 ones: BF16 holds them exactly. Weights of rows are halves and ones."""
+    """Sums of zeros and ones; weights of rows are halves and ones."""
+    # So long that two of the ten tiles, which four CTAs take, are shared out.
+    k = 8192 if config.split_k else 128
     random = np.random.default_rng(1)
     rows, n, experts = sum(GEMM_SIZES), GEMM_N, len(GEMM_SIZES)
     columns = n // 2 if config.swiglu else n
-    x = random.integers(0, 2, (rows, GEMM_K)).astype(np.float32)
-    w = random.integers(-1, 2, (experts, n, GEMM_K)).astype(np.float32)
+    x = random.integers(0, 2, (rows, k)).astype(np.float32)
+    w = random.integers(-1, 2, (experts, n, k)).astype(np.float32)
     row_weights = random.choice([0.5, 1.0], rows).astype(np.float32)
     ends = np.cumsum(GEMM_SIZES).astype(np.int32)
     out = device.allocate(rows * columns * 2)
     maps = (
-        tensor_map(device.upload(bf16(w)), experts * n, GEMM_K, TILE_COLS, BLOCK_K),
+        tensor_map(device.upload(bf16(w)), experts * n, k, TILE_COLS, BLOCK_K),
         *(
-            tensor_map(device.upload(bf16(x)), rows, GEMM_K, height, BLOCK_K)
+            tensor_map(device.upload(bf16(x)), rows, k, height, BLOCK_K)
             for height in (config.tile_rows, config.part_rows, ROW_UNIT)
         ),
         tensor_map(out, rows, columns, config.store_rows, config.store_columns),
@@ -271,9 +274,11 @@ def gemm(device: Device, config: GemmConfig) -> None:
         row_weights=device.upload(row_weights),
         out=out,
         next=device.allocate(8),
+        parts=device.allocate(PARTS_A_CTA * GRID * PART_BYTES),
+        parts_there=device.allocate(PARTS_A_CTA * GRID * 8),
         num_experts=experts,
         n=n,
-        k=GEMM_K,
+        k=k,
     )
     name = config.expression.removeprefix("mokbench::")
     for _ in range(2):

@@ -25,7 +25,7 @@ def configs():
             for row_weights in (False, True):
                 stages = most_stages(tile_rows)
                 found.append(GemmConfig(tile_rows, stages, 8, swiglu, row_weights))
-    return found
+    return found + [GemmConfig(swiglu=swiglu, split_k=True) for swiglu in (False, True)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -120,6 +120,23 @@ def test_bits_depend_on_neither_tiles_nor_sms():
     ]
     torch.cuda.synchronize()
     assert all(torch.equal(outputs[0], other) for other in outputs[1:])
+
+
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_tiles_whose_k_is_shared_out(swiglu):
+    config = GemmConfig(swiglu=swiglu, split_k=True)
+    sizes, n, k = [700, 0, 300, 16], 384, 6144
+    error, untouched = check(config, sizes, n, k, num_sms_of_gpu())
+    assert error < 5e-3
+    assert untouched
+    inputs = make(sizes, n, k, 5)
+    gemm, first = run(config, *inputs, num_sms_of_gpu())
+    first = first[: sum(sizes)].clone()
+    columns = n // 2 if swiglu else n
+    again = torch.empty(inputs[0].shape[0], columns, device="cuda", dtype=torch.bfloat16)
+    for _ in range(20):  # whoever comes first: sums are added in order
+        gemm(inputs[0], inputs[2], again)
+        assert torch.equal(first, again[: sum(sizes)])
 
 
 def test_a_graph_follows_its_inputs_and_calls_follow_each_other():
