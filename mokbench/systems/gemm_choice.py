@@ -6,7 +6,6 @@ from mokbench.gemm_config import TILE_ROWS, GemmConfig, choose_gemm, gemm_cost, 
 from mokbench.systems.options import GemmOptions
 from mokbench.workload import Cell, Dtype, Workload
 
-
 # For what does not depend on the SMs.
 _SOME_SMS = 132
 
