@@ -6,6 +6,7 @@ Nothing here needs a GPU. The layout of shared memory mirrors gemm_layout of ker
 from dataclasses import dataclass
 from math import ceil
 
+SOURCE = "gemm/grouped.cuh"
 TILE_COLS = 128  # kTileCols
 ROW_UNIT = 16  # kRowUnit
 BLOCK_K = 64  # kBlockK

@@ -14,10 +14,9 @@ from torch import Tensor
 from mokbench import jit
 from mokbench.device_kernel import DeviceKernel
 from mokbench.errors import UnsupportedError
-from mokbench.gemm_config import BLOCK_K, ROW_UNIT, TILE_COLS, GemmConfig, gemm_problem
+from mokbench.gemm_config import BLOCK_K, ROW_UNIT, SOURCE, TILE_COLS, GemmConfig, gemm_problem
 from mokbench.tensor_map import TensorMap, tensor_map
 
-SOURCE = "gemm/grouped.cuh"
 THREADS = 384  # kGemmThreads
 _PACKED_ROWS = 8
 PARTS_A_CTA = 2  # TileQueue::kPartsACta

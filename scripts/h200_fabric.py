@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -30,6 +31,8 @@ from mokbench.device_kernel import DeviceKernel
 from mokbench.results import RunFolder
 from mokbench.systems.cuda_push import PushShape
 from mokbench.systems.cuda_push_workspace import kernel_sources
+from mokbench.systems.gemm_choice import choose
+from mokbench.systems.options import PushOptions
 
 ARCH = "sm_90a"
 _BLOCKS, _PASSES = 6, 10
@@ -83,7 +86,12 @@ def smoke_kernels() -> list[tuple[str, str]]:
     shapes = [PushShape(work.model, work.ranks, work.tokens_per_rank) for work in works]
     shapes += [PushShape(min_step.MODEL, shape.ranks, 1) for shape in shapes]
     kernels = [(source, f"mokbench::{name}") for source, name in named]
-    return kernels + [k for shape in dict.fromkeys(shapes) for k in kernel_sources(shape)]
+    kernels += [k for shape in dict.fromkeys(shapes) for k in kernel_sources(shape)]
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    smallest = [replace(work, model=min_step.MODEL, tokens_per_rank=1) for work in works]
+    for work in [*works, *smallest]:
+        kernels += choose(work, PushOptions(), sms // work.ranks).kernels
+    return list(dict.fromkeys(kernels))
 
 
 def overhead_step(out: Path) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from mokbench.fabric.cuda_signal import SignalArgs
 from mokbench.fabric.overlap import OverlapArgs
-from mokbench.gemm_config import TILE_ROWS, GemmConfig, most_stages
-from mokbench.grouped_gemm import SOURCE
+from mokbench.gemm_config import SOURCE, TILE_ROWS, GemmConfig, most_stages
 from mokbench.measure.gpu_timing import AlignArgs, StampArgs
 from mokbench.systems.cuda_push_workspace import KERNELS, PushArgs
 

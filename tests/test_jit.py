@@ -8,8 +8,7 @@ from shipped_kernels import GEMM_KERNELS, PUSH_KERNELS, SHIPPED
 
 from mokbench import jit
 from mokbench.errors import UnsupportedError
-from mokbench.gemm_config import GemmConfig
-from mokbench.grouped_gemm import SOURCE
+from mokbench.gemm_config import SOURCE, GemmConfig
 
 pytest.importorskip("cuda.core", reason="needs cuda-core: pip install 'mokbench[cuda]'")
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mokbench import jit
 from mokbench.grouped_gemm import GroupedGemm, pack_gate_up
 from mokbench.systems.gemm_choice import GemmChoice
 
@@ -20,6 +21,7 @@ class ExpertGemms:
         self, w13: Tensor, w2: Tensor, capacity: int, choice: GemmChoice, num_sms: int, arch: str
     ) -> None:
         self.notes = choice.notes
+        jit.build_all(choice.kernels, arch)
         self._gate_up = GroupedGemm(pack_gate_up(w13), choice.gate_up, num_sms, arch)
         self._down = GroupedGemm(w2, choice.down, num_sms, arch)
         hidden, intermediate = w2.shape[1:]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from mokbench.gemm_config import TILE_ROWS, GemmConfig, choose_gemm, gemm_cost, gemm_problem
+from mokbench.gemm_config import SOURCE, TILE_ROWS, GemmConfig, choose_gemm, gemm_cost, gemm_problem
 from mokbench.systems.options import GemmOptions
 from mokbench.workload import Cell, Dtype, Workload
 
@@ -54,6 +54,11 @@ class GemmChoice:
     gate_up: GemmConfig
     down: GemmConfig
     notes: tuple[str, ...]
+
+    @property
+    def kernels(self) -> list[tuple[str, str]]:
+        """Source and C++ expression of both, for jit.build_all."""
+        return [(SOURCE, config.expression) for config in (self.gate_up, self.down)]
 
 
 def choose(work: Workload, options: GemmOptions, num_sms: int) -> GemmChoice:

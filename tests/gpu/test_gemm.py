@@ -31,7 +31,7 @@ def configs():
 @pytest.fixture(scope="module", autouse=True)
 def compiled():
     from mokbench import jit
-    from mokbench.grouped_gemm import SOURCE
+    from mokbench.gemm_config import SOURCE
 
     jit.build_all([(SOURCE, config.expression) for config in configs()], "sm_90a")
 
