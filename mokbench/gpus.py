@@ -11,6 +11,11 @@ from typing import Any
 import pynvml
 
 
+def ranks_a_gpu(ranks: int, gpus: int) -> int:
+    """Neighbouring ranks share a GPU where there are fewer GPUs than ranks; ``gpus`` from 1 on."""
+    return -(-ranks // gpus)
+
+
 @dataclass(frozen=True)
 class Gpus:
     """GPUs of this machine. ``model`` joins the names where they differ; ``note`` says what failed.
@@ -34,7 +39,7 @@ class Gpus:
 
     def ranks_per_gpu(self, ranks: int) -> int:
         """How many of ``ranks`` ranks share a GPU here; neighbours do where GPUs are too few."""
-        return -(-ranks // max(1, self.visible()))
+        return ranks_a_gpu(ranks, max(1, self.visible()))
 
     def link(self, ranks: int) -> str:
         """What lies between ``ranks`` ranks of the cuda fabric: none, hbm, nvlink or pcie."""

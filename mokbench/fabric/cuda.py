@@ -16,6 +16,7 @@ from torch.distributed import _symmetric_memory as symmetric_memory
 from mokbench.errors import UnsupportedError
 from mokbench.fabric.fault import RECORD_BYTES, FaultError, parse
 from mokbench.fabric.group import RankGroup
+from mokbench.gpus import ranks_a_gpu
 
 if TYPE_CHECKING:
     from mokbench.fabric.cuda_signal import CudaSignal
@@ -58,7 +59,7 @@ class CudaFabric(RankGroup):
         num_gpus = torch.cuda.device_count()
         if num_gpus == 0:
             raise UnsupportedError("fabric: cuda needs a GPU; torch sees none here")
-        self.ranks_per_gpu = ranks_per_gpu(ranks, num_gpus)
+        self.ranks_per_gpu = ranks_a_gpu(ranks, num_gpus)
         self.allocated_bytes = 0
         self._signal: CudaSignal | None = None
         self.device = torch.device("cuda", rank // self.ranks_per_gpu)
@@ -92,8 +93,3 @@ class CudaFabric(RankGroup):
         if self._signal is None:
             self._signal = CudaSignal(self)
         return self._signal
-
-
-def ranks_per_gpu(ranks: int, num_gpus: int) -> int:
-    """Neighbouring ranks share a GPU where there are fewer GPUs than ranks."""
-    return -(-ranks // num_gpus)

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from mokbench.gpus import visible_gpus
+from mokbench.gpus import ranks_a_gpu, visible_gpus
 from mokbench.machine import version
 from mokbench.workload import Cell, Dtype
 
@@ -22,9 +22,8 @@ DEFAULT_BLOCK_M = 64
 
 def ranks_per_gpu(cell: Cell) -> int:
     """Ranks that share a GPU of this node; 0 where no GPU is visible."""
-    ranks_here = -(-cell.workload.ranks // cell.workload.nodes)
-    gpus = visible_gpus()
-    return -(-ranks_here // gpus) if gpus else 0
+    work, gpus = cell.workload, visible_gpus()
+    return ranks_a_gpu(-(-work.ranks // work.nodes), gpus) if gpus else 0
 
 
 def grouped_mm_reason(cell: Cell, compile_: bool) -> str | None:
