@@ -36,10 +36,17 @@ def test_shipped_kernels_compile_without_spills(source, expression):
     assert 0 < cubin.resources.registers <= 128
 
 
-@pytest.mark.parametrize("source, expression", GEMM_KERNELS, ids=lambda text: text[-70:])
-def test_grouped_gemms_compile_without_spills_and_serialised_wgmma(source, expression):
-    cubin = jit.build(source, expression, "sm_90a")
-    used = cubin.resources
+@pytest.fixture(scope="module")
+def gemms(tmp_path_factory):
+    """All of them, two at a time: they take seconds each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOKBENCH_CACHE", str(tmp_path_factory.mktemp("gemms")))
+        return dict(zip(GEMM_KERNELS, jit.build_all(GEMM_KERNELS, "sm_90a"), strict=True))
+
+
+@pytest.mark.parametrize("kernel", GEMM_KERNELS, ids=lambda kernel: kernel[1][-85:])
+def test_grouped_gemms_compile_without_spills_and_serialised_wgmma(gemms, kernel):
+    used = gemms[kernel].resources
     assert (used.spill_store_bytes, used.spill_load_bytes, used.stack_bytes) == (0, 0, 0)
     assert used.wgmma_warnings == ()
     # 65536 registers of an SM over 384 threads, whose roles share them out anew.
