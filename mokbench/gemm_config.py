@@ -11,6 +11,9 @@ TILE_COLS = 128  # kTileCols
 ROW_UNIT = 16  # kRowUnit
 BLOCK_K = 64  # kBlockK
 MAX_EXPERTS = 512  # kMaxGemmExperts
+MAX_GROUP_TILES = 65_536
+PARTS_A_CTA = 2  # TileQueue::kPartsACta
+PART_BYTES = TILE_COLS * 256 * 4  # kPartBytes
 TILE_ROWS = (32, 64, 128, 256)
 # What a CTA of sm_90 may have.
 MAX_SHARED_BYTES = 232_448
@@ -53,8 +56,8 @@ class GemmConfig:
             )
         if self.split_k and self.tile_rows != _SPLIT_K_ROWS:
             raise ValueError(f"split_k needs tile_rows {_SPLIT_K_ROWS}, found {self.tile_rows}")
-        if self.group_tiles < 1:
-            raise ValueError(f"group_tiles is {self.group_tiles}; at least 1")
+        if not 1 <= self.group_tiles <= MAX_GROUP_TILES:
+            raise ValueError(f"group_tiles is {self.group_tiles}; 1 to {MAX_GROUP_TILES} go")
 
     @property
     def expression(self) -> str:
@@ -135,6 +138,11 @@ def gemm_cost(tile_rows: int, rows: float, experts: int, n: int, k: int, num_sms
     return GemmCost(tile_rows, tiles, rounds * (k / BLOCK_K * block + _CYCLES_A_TILE))
 
 
+def may_split(k: int) -> bool:
+    """Whether sharing a tile's k-blocks out can pay."""
+    return k >= _SPLIT_K_FROM
+
+
 def choose_gemm(
     rows: float,
     experts: int,
@@ -150,12 +158,13 @@ def choose_gemm(
 
     ``rows`` is the average per expert; ``tile_rows`` and ``stages`` are taken as they are given.
     """
-    costs = [gemm_cost(height, rows, experts, n, k, num_sms) for height in TILE_ROWS]
+    heights = [height for height in TILE_ROWS if most_stages(height) >= (stages or 2)]
+    costs = [gemm_cost(height, rows, experts, n, k, num_sms) for height in heights or TILE_ROWS]
     best = tile_rows or min(costs, key=lambda cost: (cost.cycles, cost.tile_rows)).tile_rows
     return GemmConfig(
         tile_rows=best,
         stages=stages or most_stages(best),
         swiglu=swiglu,
         row_weights=row_weights,
-        split_k=best == _SPLIT_K_ROWS and k >= _SPLIT_K_FROM,
+        split_k=best == _SPLIT_K_ROWS and may_split(k),
     )

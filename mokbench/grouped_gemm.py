@@ -14,13 +14,20 @@ from torch import Tensor
 from mokbench import jit
 from mokbench.device_kernel import DeviceKernel
 from mokbench.errors import UnsupportedError
-from mokbench.gemm_config import BLOCK_K, ROW_UNIT, SOURCE, TILE_COLS, GemmConfig, gemm_problem
+from mokbench.gemm_config import (
+    BLOCK_K,
+    PART_BYTES,
+    PARTS_A_CTA,
+    ROW_UNIT,
+    SOURCE,
+    TILE_COLS,
+    GemmConfig,
+    gemm_problem,
+)
 from mokbench.tensor_map import TensorMap, tensor_map
 
 THREADS = 384  # kGemmThreads
 _PACKED_ROWS = 8
-PARTS_A_CTA = 2  # TileQueue::kPartsACta
-PART_BYTES = TILE_COLS * 256 * 4  # kPartBytes
 _MAX_MAPS = 64
 
 
@@ -93,8 +100,9 @@ class GroupedGemm:
         if rows == 0:
             return out
         arguments = self._arguments
-        if self.config.row_weights:
-            assert row_weights is not None, "this config multiplies rows by weights"
+        if self.config.row_weights != (row_weights is not None):
+            raise ValueError("row_weights belong to configs with row_weights, and only to them")
+        if row_weights is not None:
             _expect(row_weights, (rows,), torch.float32)
             arguments.row_weights = row_weights.data_ptr()
         arguments.row_ends, arguments.out = row_ends.data_ptr(), out.data_ptr()
@@ -132,6 +140,8 @@ def _map_of(tensor: Tensor, box_rows: int, box_columns: int) -> TensorMap:
 
 def _expect(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Bulk copies start at multiples of 16 bytes and know no strides here."""
+    if not tensor.is_cuda:
+        raise ValueError(f"found a tensor on {tensor.device}, where one on the GPU belongs")
     found = (tuple(tensor.shape), tensor.dtype, tensor.is_contiguous(), tensor.data_ptr() % 16)
     if found != (shape, dtype, True, 0) and (tensor.numel() or found[:2] != (shape, dtype)):
         raise ValueError(

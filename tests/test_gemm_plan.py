@@ -8,6 +8,8 @@ from mokbench import twin
 from mokbench.errors import UnsupportedError
 from mokbench.gemm_config import (
     MAX_SHARED_BYTES,
+    PART_BYTES,
+    PARTS_A_CTA,
     ROW_UNIT,
     TILE_COLS,
     TILE_ROWS,
@@ -17,8 +19,6 @@ from mokbench.gemm_config import (
     gemm_problem,
     most_stages,
 )
-
-grouped_gemm = pytest.importorskip("mokbench.grouped_gemm")
 
 try:
     twin.load_twin()
@@ -138,6 +138,10 @@ def test_long_k_is_shared_out_where_cut_rows_would_not_help():
         (1, 75, 75),
         (0, 0, 75),
     ]
+    # A tile of a few rows takes its weights' way, in parts or not.
+    few = tiles_of([256 * 99, 16], 256, 132, 256, k_blocks=224, split_k=True)
+    of_it = [tile for tile in few if tile["expert"] == 1 and tile["units"]]
+    assert fields(of_it, "units", "k_parts", "num_blocks") == [(1, 1, 224)] * 2
     short = tiles_of([256 * 100], 256, 132, 256, k_blocks=12, split_k=True)
     assert set(fields(short, "k_parts")) == {(1,)}
 
@@ -155,8 +159,8 @@ def test_hostile_plans_are_refused():
 
 
 def test_the_parts_of_shared_tiles_have_room():
-    assert grouped_gemm.PARTS_A_CTA == twin.GEMM_PARTS_A_CTA
-    assert grouped_gemm.PART_BYTES == twin.GEMM_PART_BYTES == 128 * 256 * 4
+    assert PARTS_A_CTA == twin.GEMM_PARTS_A_CTA
+    assert PART_BYTES == twin.GEMM_PART_BYTES == 128 * 256 * 4
     assert choose_gemm(2048, 8, 4096, 14336, 132).split_k
     assert not choose_gemm(512, 128, 2048, 768, 132).split_k
     with pytest.raises(ValueError, match="split_k needs tile_rows 256"):
@@ -199,6 +203,14 @@ def test_configs_that_do_not_exist_are_refused():
 )
 def test_the_cost_model_picks_what_the_shape_needs(rows, experts, n, k, expected):
     assert choose_gemm(rows, experts, n, k, 132).tile_rows == expected
+
+
+def test_stages_that_are_given_decide_which_heights_are_left():
+    # At 33 SMs 256 rows would be cheapest, and have no room for 6 stages.
+    assert choose_gemm(256, 8, 768, 4992, 33).tile_rows == 256
+    assert choose_gemm(256, 8, 768, 4992, 33, stages=6).tile_rows == 128
+    with pytest.raises(ValueError, match="stages is 11"):
+        choose_gemm(256, 8, 768, 4992, 33, stages=11)
 
 
 def test_what_is_given_is_taken():

@@ -51,31 +51,28 @@ __device__ __forceinline__ void count_tiles(const GemmArgs& a, u32* tile_ends) {
   }
 }
 
-// The thread that takes tiles and tells the others. It works one tile ahead of the consumers, so
-// that no one waits for its divisions, and not further, so that those who are done first take the
-// rest.
+// The thread that takes tiles and tells the others. It takes one when all have begun the one
+// before: early enough that no one waits for its divisions, and not earlier, so that those who are
+// done first take the rest. `index` is the first that this CTA took; a CTA that does not run takes
+// none.
 template <GemmConfig c>
 __device__ __forceinline__ void schedule_tiles(GemmShared<c> shared, GemmWork* work_slots,
-                                               const GemmArgs& a, const u32* tile_ends) {
+                                               const GemmArgs& a, const u32* tile_ends, u32 index) {
+  static_assert(kWorkSlots == 1, "the slot is free at first");
   static constexpr GemmConfig kConfig = c;
   TileWalk walk(kConfig, tile_ends, a.row_ends, a.num_experts, a.n, a.k / kBlockK, gridDim.x);
   RingPlace<kWorkSlots> place;
-  const auto hand_over = [&](GemmWork work) {
+  while (true) {
+    GemmWork work{};
+    while (index < walk.queue.items && (work = walk.at(index)).units == 0) {
+      index = atomicAdd(a.next, 1);
+    }
     work_slots[place.slot] = work;
     ptx::mbarrier_arrive(shared.work_full(place.slot));
     place.advance();
-  };
-  u32 index = blockIdx.x;
-  while (true) {
-    ptx::mbarrier_wait(shared.work_empty(place.slot), place.parity ^ 1);
-    GemmWork work{};
-    while (work.units == 0 && index < walk.queue.items) {
-      work = walk.at(index);
-      // Asked for now, needed when a slot is free again.
-      index = gridDim.x + atomicAdd(a.next, 1);
-    }
-    hand_over(work);
     if (work.units == 0) break;
+    ptx::mbarrier_wait(shared.work_empty(place.slot), place.parity ^ 1);
+    index = atomicAdd(a.next, 1);
   }
   // Every CTA has taken its last index by now, so the last one may start the count again.
   if (atomicAdd(a.next + 1, 1) == gridDim.x - 1) a.next[0] = a.next[1] = 0;
@@ -149,7 +146,13 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   const Shared shared{ptx::cvta_to_shared(memory)};
   GemmWork* work_slots = reinterpret_cast<GemmWork*>(memory + Shared::kLayout.work);
   u32* tile_ends = reinterpret_cast<u32*>(memory + Shared::kLayout.tile_ends);
-  if (threadIdx.x == 0) shared.init_barriers();
+  if (threadIdx.x == 0) {
+    shared.init_barriers();
+    for (const ptx::TensorMap* map : {&w, &x, &x_part, &x_unit, &out})
+      ptx::prefetch_tensormap(*map);
+  }
+  u32 first = 0;
+  if (threadIdx.x == kSchedulerThread) first = atomicAdd(a.next, 1);
   count_tiles<c>(a, tile_ends);
   __syncthreads();
   const u32 group = threadIdx.x / kGroupThreads;
@@ -158,7 +161,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     if (threadIdx.x == 0) {
       GemmLoader<c>{shared, work_slots, w, x, x_part, x_unit, a.n, {}, {}}.run();
     } else if (threadIdx.x == kSchedulerThread) {
-      schedule_tiles<c>(shared, work_slots, a, tile_ends);
+      schedule_tiles<c>(shared, work_slots, a, tile_ends, first);
     }
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();

@@ -140,6 +140,7 @@ struct TileWalk {
   const GemmConfig& c;
   const u32* tile_ends;
   const i32* row_ends;
+  u32 num_experts;
   u32 n;
   u32 k_blocks;
   TileQueue queue;
@@ -150,6 +151,7 @@ struct TileWalk {
       : c(c),
         tile_ends(tile_ends),
         row_ends(row_ends),
+        num_experts(num_experts),
         n(n),
         k_blocks(k_blocks),
         queue(c, num_experts > 0 ? tile_ends[num_experts - 1] : 0, num_ctas, k_blocks) {}
@@ -158,7 +160,7 @@ struct TileWalk {
   // may be empty.
   constexpr GemmWork at(u32 index) {
     const TileQueue::Item item = queue.item(index);
-    while (item.tile >= tile_ends[expert]) ++expert;
+    find_expert(item.tile);
     const u32 begin = expert > 0 ? row_ends[expert - 1] : 0;
     const u32 rows = row_ends[expert] - begin;
     const u32 nth = item.tile - (expert > 0 ? tile_ends[expert - 1] : 0);
@@ -171,7 +173,10 @@ struct TileWalk {
     const Share part = share_of(tile.count, queue.pieces_of(item.tile), item.piece);
     const u32 first_row = (tile.first + part.first) * kRowUnit;
     const u32 num_rows = min_of(rows - first_row, part.count * kRowUnit);
-    const u32 k_parts = queue.k_parts_of(item.tile);
+    // What a short tile takes is its weights' way, which parts would not shorten.
+    const bool is_short = 2 * tile.count * kRowUnit <= c.tile_rows;
+    const u32 k_parts = is_short ? 1 : queue.k_parts_of(item.tile);
+    if (item.k_part >= k_parts) return {};
     const Share blocks = share_of(k_blocks, k_parts, item.k_part);
     return {.units = part.count,
             .expert = expert,
@@ -183,6 +188,19 @@ struct TileWalk {
             .k_part = item.k_part,
             .k_parts = k_parts,
             .parts_at = k_parts > 1 ? (item.tile - queue.whole) * (k_parts - 1) : 0};
+  }
+
+ private:
+  constexpr void find_expert(u32 tile) {
+    u32 end = num_experts - 1;  // has the tile if no expert before it has
+    while (expert < end) {
+      const u32 middle = (expert + end) / 2;
+      if (tile < tile_ends[middle]) {
+        end = middle;
+      } else {
+        expert = middle + 1;
+      }
+    }
   }
 };
 

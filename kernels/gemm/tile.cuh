@@ -200,8 +200,9 @@ struct GemmConsumer {
       next_work();
       ptx::wgmma_wait_group<(kHigh > 0 ? 1 : 0)>();
       pack<0, kLow / 2>(sums);
-      store_chunk(0, 0);
       const bool goes_on = run_size(work.units) == kUnits && !is_part(work);
+      // While a high half is still being multiplied this costs nothing.
+      if (kHigh > 0 || !goes_on) store_chunk(0, 0);
       if (!goes_on) store_low_rest();
       ptx::wgmma_wait_group<0>();
       release_previous();
@@ -209,6 +210,7 @@ struct GemmConsumer {
       if (!goes_on) break;
       begin_block();
       multiply<kLow, 0>(sums, false);
+      if (kHigh == 0) store_chunk(0, 0);
       store_low_rest();
       if constexpr (kHigh > 0) {
         pack<kHalfSums, kHigh / 2>(sums);

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from mokbench.errors import UnsupportedError
 from mokbench.systems import Setup, expect_options, options_of
-from mokbench.systems.gemm_choice import choose, gemm_reason
+from mokbench.systems.gemm_choice import choose, expert_gemm_bytes, gemm_reason
 from mokbench.systems.gpu_support import DEFAULT_BLOCK_M, compiler_reason, grouped_mm_reason
 from mokbench.systems.options import LocalOptions
 from mokbench.workload import Cell
@@ -54,8 +54,8 @@ class Local:
         plain = layer_bytes(work.tokens_per_rank, model.top_k, cell)
         if expect_options(options_of(cell), LocalOptions).gemm == "torch":
             return plain
-        # Gate and up are never stored, but w13 is held twice.
-        return plain + 2 * 2 * model.experts * model.intermediate * model.hidden
+        rows = work.tokens_per_rank * model.top_k
+        return plain + expert_gemm_bytes(rows, model.experts, model.hidden, model.intermediate)
 
     def prepare(self, setup: Setup) -> None:
         """Weights, and rows for our GEMM; the first pass compiles."""

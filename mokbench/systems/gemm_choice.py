@@ -2,12 +2,24 @@
 
 from dataclasses import dataclass, replace
 
-from mokbench.gemm_config import SOURCE, TILE_ROWS, GemmConfig, choose_gemm, gemm_cost, gemm_problem
+from mokbench.gemm_config import (
+    PART_BYTES,
+    PARTS_A_CTA,
+    SOURCE,
+    TILE_ROWS,
+    GemmConfig,
+    choose_gemm,
+    gemm_cost,
+    gemm_problem,
+    may_split,
+)
 from mokbench.systems.options import GemmOptions
 from mokbench.workload import Cell, Dtype, Workload
 
 # For what does not depend on the SMs.
 _SOME_SMS = 132
+# For what a plan must count without asking a GPU: more than any has.
+_MANY_SMS = 256
 
 
 def gemm_reason(cell: Cell, options: GemmOptions) -> str | None:
@@ -43,8 +55,11 @@ def host_gemm_reason(options: GemmOptions, default: str) -> str | None:
 
 
 def expert_gemm_bytes(rows: int, experts: int, hidden: int, intermediate: int) -> int:
-    """What an ExpertGemms holds beyond the weights it is given: packed w13, and rows in between."""
-    return 2 * (2 * experts * intermediate * hidden + rows * (intermediate + hidden))
+    """What an ExpertGemms holds beyond its weights: packed w13, rows in between, sums of parts."""
+    parts = sum(
+        PARTS_A_CTA * _MANY_SMS * PART_BYTES for k in (hidden, intermediate) if may_split(k)
+    )
+    return 2 * (2 * experts * intermediate * hidden + rows * (intermediate + hidden)) + parts
 
 
 @dataclass(frozen=True)

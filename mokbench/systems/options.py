@@ -41,8 +41,11 @@ class GemmOptions(TiledOptions):
     gemm_stages: Annotated[int, Field(ge=2, le=10)] | Literal["auto"] = Field(
         "auto", description="k-blocks in flight of our grouped GEMM (cuda)"
     )
-    gemm_group_tiles: PositiveInt = Field(
-        8, description="row tiles of our grouped GEMM that share their weights in turn (cuda)"
+    gemm_group_tiles: int = Field(
+        8,
+        ge=1,
+        le=65_536,
+        description="row tiles that share their weights in turn (cuda)",
     )
 
     @property

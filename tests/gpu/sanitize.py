@@ -21,8 +21,16 @@ from mokbench import jit
 from mokbench.device_kernel import DeviceKernel, checked
 from mokbench.fabric import cuda_signal, fault
 from mokbench.fabric.cuda import MAX_RANKS
-from mokbench.gemm_config import BLOCK_K, ROW_UNIT, SOURCE, TILE_COLS, GemmConfig
-from mokbench.grouped_gemm import PART_BYTES, PARTS_A_CTA, THREADS, GemmArgs
+from mokbench.gemm_config import (
+    BLOCK_K,
+    PART_BYTES,
+    PARTS_A_CTA,
+    ROW_UNIT,
+    SOURCE,
+    TILE_COLS,
+    GemmConfig,
+)
+from mokbench.grouped_gemm import THREADS, GemmArgs
 from mokbench.measure.gpu_timing import AlignArgs, StampArgs
 from mokbench.systems.cuda_push import PushShape
 from mokbench.systems.cuda_push_workspace import KERNELS, PushArgs
