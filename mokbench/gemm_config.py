@@ -151,8 +151,6 @@ def choose_gemm(
     num_sms: int,
     tile_rows: int | None = None,
     stages: int | None = None,
-    swiglu: bool = False,
-    row_weights: bool = False,
 ) -> GemmConfig:
     """The cheapest tile height by ``gemm_cost``, the shortest of equals, and all stages that fit.
 
@@ -164,7 +162,5 @@ def choose_gemm(
     return GemmConfig(
         tile_rows=best,
         stages=stages or most_stages(best),
-        swiglu=swiglu,
-        row_weights=row_weights,
         split_k=best == _SPLIT_K_ROWS and may_split(k),
     )

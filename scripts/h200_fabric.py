@@ -8,7 +8,6 @@ tests (pytest -m gpu), sanitizer. Logs, run folders and fabric.json (figures wit
 versions and command) land in OUT; the last lines are a short table.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -17,14 +16,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from steps import run_steps
 
-from mokbench import jit, machine, min_step, rates
+from mokbench import jit, min_step, rates
 from mokbench.cells import expand
 from mokbench.config import load
 from mokbench.device_kernel import DeviceKernel
@@ -253,25 +252,8 @@ STEPS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 def main() -> int:
-    """Every step in its turn; one that fails does not keep the next from running."""
-    out = Path(sys.argv[1])
-    out.mkdir(parents=True, exist_ok=True)
-    figures: dict[str, Any] = {}
-    for name in sys.argv[2:] or STEPS:
-        start = time.monotonic()
-        try:
-            figures[name] = STEPS[name](out)
-        except Exception as error:
-            figures[name] = {"error": f"{type(error).__name__}: {error}"}
-        print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
-        content = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": ["python", "scripts/h200_fabric.py", "OUT", *sys.argv[2:]],
-            "machine": machine.describe().model_dump(mode="json"),
-            "versions": machine.versions(),
-            "figures": figures,
-        }
-        (out / "fabric.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    """Every step, then a short table."""
+    figures = run_steps(STEPS, "fabric.json")
     for name, found in figures.items():
         for key, value in found.items():
             if key != "blocks":

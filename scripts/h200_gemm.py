@@ -8,24 +8,23 @@ of the SMs each). OUT gets check.log and gemm.json (every figure, with machine, 
 command); the last lines say what was asked of each case and what was seen.
 """
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
+from steps import run_steps
 
-from mokbench import jit, machine
+from mokbench import jit
 from mokbench.device_kernel import DeviceKernel
 from mokbench.gemm_config import GemmConfig, choose_gemm
 from mokbench.grouped_gemm import GroupedGemm
-from mokbench.measure.gpu_timing import StampArgs, _start_and_clock
+from mokbench.measure.gpu_timing import StampArgs, start_and_clock
 
 ARCH = "sm_90a"
 # BF16 operations an SM of sm_90 does in a cycle: m64n256k16 takes 128.
@@ -87,7 +86,7 @@ def in_turn(lanes: Lanes) -> dict[str, dict[str, float]]:
         found = {}
         for j, name in enumerate(lanes):
             us = [events[i][j][0].elapsed_time(events[i][j][1]) * 1e3 for i in range(count)]
-            clocks = [_start_and_clock(*readings[i, j])[1] for i in range(count)]
+            clocks = [start_and_clock(*readings[i, j])[1] for i in range(count)]
             cycles = [a * b for a, b in zip(us, clocks, strict=True)]
             found[name] = {
                 "us": float(np.median(us)),
@@ -283,25 +282,8 @@ def check(out: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Every step in its turn."""
-    out = Path(sys.argv[1])
-    out.mkdir(parents=True, exist_ok=True)
-    steps = {"check": check, "bench": bench, "shared": shared}
-    figures: dict[str, Any] = {}
-    for name in sys.argv[2:] or steps:
-        try:
-            figures[name] = steps[name](out)
-        except Exception as error:
-            figures[name] = {"error": f"{type(error).__name__}: {error}"}
-            print(figures[name])
-        content = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": ["python", "scripts/h200_gemm.py", "OUT", *sys.argv[2:]],
-            "machine": machine.describe().model_dump(mode="json"),
-            "versions": machine.versions(),
-            "figures": figures,
-        }
-        (out / "gemm.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    """Every step, then what was asked and seen."""
+    figures = run_steps({"check": check, "bench": bench, "shared": shared}, "gemm.json")
     print("\n".join(verdicts(figures)))
     return 0
 

@@ -14,9 +14,9 @@ struct GemmArgs {
   const i32* row_ends;       // [experts]: the row behind the expert's last
   const float* row_weights;  // [rows] or null
   char* out;                 // [rows, columns of a row]
-  u32* next;         // [2]: tiles taken beyond the first of each CTA, CTAs done; zero before
-  float* parts;      // with split_k: TileQueue::kPartsACta * CTAs times kPartBytes
-  u32* parts_there;  // and twice as many words; zero before
+  u32* next;                 // [2]: tiles taken, CTAs done; zero before
+  float* parts;              // with split_k: TileQueue::kPartsACta * CTAs times kPartBytes
+  u32* parts_there;          // and twice as many words; zero before
   u32 num_experts;
   u32 n;  // weight rows of an expert, a multiple of 64
   u32 k;  // a multiple of 64

@@ -190,11 +190,11 @@ def _block(stamps: Tensor, duration_us: Tensor) -> Tensor:
     samples = torch.empty(len(duration_us), 3, dtype=torch.float64)
     samples[:, DURATION] = duration_us
     for i, (before, after) in enumerate(readings):
-        samples[i, START], samples[i, CLOCK] = _start_and_clock(before, after)
+        samples[i, START], samples[i, CLOCK] = start_and_clock(before, after)
     return samples
 
 
-def _start_and_clock(before: Tensor, after: Tensor) -> tuple[float, float]:
+def start_and_clock(before: Tensor, after: Tensor) -> tuple[float, float]:
     """Start in us of globaltimer, and MHz from the SMs that both readings [SMs, 2] caught."""
     caught = before[:, 1] > 0
     start_us = float(before[caught, 1].min()) / 1e3 if caught.any() else math.nan

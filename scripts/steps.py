@@ -1,0 +1,42 @@
+"""Named steps of a script, one after the other, with their figures kept after each."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mokbench import machine
+
+Steps = Mapping[str, Callable[[Path], dict[str, Any]]]
+
+
+def run_steps(steps: Steps, results: str) -> dict[str, Any]:
+    """Run ``SCRIPT OUT [STEP ...]``, all steps by default; what each returned, by its name.
+
+    OUT/``results`` gets the figures with machine, date, versions and command. A step that fails
+    does not keep the next from running; its figures are its error.
+    """
+    script, folder, *chosen = sys.argv
+    out = Path(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, Any] = {}
+    for name in chosen or steps:
+        start = time.monotonic()
+        try:
+            figures[name] = steps[name](out)
+        except Exception as error:
+            figures[name] = {"error": f"{type(error).__name__}: {error}"}
+            print(f"{name}: {figures[name]['error']}")
+        print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
+        content = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": ["python", f"scripts/{Path(script).name}", "OUT", *chosen],
+            "machine": machine.describe().model_dump(mode="json"),
+            "versions": machine.versions(),
+            "figures": figures,
+        }
+        (out / results).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return figures
