@@ -15,6 +15,7 @@
 namespace mokbench {
 
 using u16 = unsigned short;
+using u8 = unsigned char;
 using u32 = unsigned int;
 using i32 = int;
 using u64 = unsigned long long;

@@ -7,29 +7,29 @@ from dataclasses import dataclass
 from math import ceil
 
 SOURCE = "gemm/grouped.cuh"
-TILE_COLS = 128  # kTileCols
+HALF_COLS = 128  # kHalfCols
 ROW_UNIT = 16  # kRowUnit
 BLOCK_K = 64  # kBlockK
 MAX_EXPERTS = 512  # kMaxGemmExperts
 MAX_GROUP_TILES = 65_536
 PARTS_A_CTA = 2  # TileQueue::kPartsACta
-PART_BYTES = TILE_COLS * 256 * 4  # kPartBytes
-TILE_ROWS = (32, 64, 128, 256)
+PART_BYTES = 2 * HALF_COLS * 128 * 4  # kPartBytes
+TILE_ROWS = (32, 64, 128)
 # What a CTA of sm_90 may have.
 MAX_SHARED_BYTES = 232_448
 _LINE_BYTES = 128
-_WORK_SLOTS, _WORK_BYTES, _COUNT_WORDS = 1, 48, 16
+_WORK_SLOTS, _WORK_BYTES, _COUNT_WORDS = 1, 32, 16
 _STAGING_BYTES = 4 * 64 * _LINE_BYTES
 _MAX_STAGES = 10
 # Handing over a tile's sums pays where a CTA's share of its k-blocks takes longer.
-_SPLIT_K_ROWS, _SPLIT_K_FROM = 256, 96 * BLOCK_K
+_SPLIT_K_ROWS, _SPLIT_K_FROM = 128, 96 * BLOCK_K
 _COLUMN_STEP = 64
 
 # The cost model's constants, in SM cycles a 64-wide k-block. Tensor cores do 64 x 8 x 16 BF16
-# products in 4 cycles, so 16 rows of 128 columns take 64. A k-block's operands reach an SM at
+# products in 4 cycles, so 16 rows of 256 columns take 128. A k-block's operands reach an SM at
 # about 55 bytes a cycle when all SMs load (8 full-size tiles in turn hide it, short ones do not),
 # and the weights come from memory at 18 when rows are few (4.1 TB/s over 132 SMs at 1.75 GHz).
-_CYCLES_A_UNIT = 64.0
+_CYCLES_A_UNIT = 128.0
 _L2_BYTES_A_CYCLE = 55.0
 _HBM_BYTES_A_CYCLE = 18.0
 _CYCLES_A_TILE = 600.0
@@ -39,7 +39,7 @@ _CYCLES_A_TILE = 600.0
 class GemmConfig:
     """The kernel's template argument; see GemmConfig of kernels/gemm/plan.h."""
 
-    tile_rows: int = 256
+    tile_rows: int = 128
     stages: int = 4
     group_tiles: int = 8
     swiglu: bool = False
@@ -76,9 +76,9 @@ class GemmConfig:
         return min(64, self.tile_rows)
 
     @property
-    def part_rows(self) -> int:
-        """part_rows of plan.h: rows of the box that short tiles are loaded by."""
-        return max(ROW_UNIT, self.tile_rows // 4)
+    def row_boxes(self) -> range:
+        """Heights of the boxes by which rows are loaded."""
+        return range(ROW_UNIT, self.tile_rows + 1, ROW_UNIT)
 
     @property
     def store_columns(self) -> int:
@@ -87,7 +87,7 @@ class GemmConfig:
 
 
 def _shared_bytes(tile_rows: int, stages: int) -> int:
-    barriers = stages * (TILE_COLS + tile_rows) * _LINE_BYTES + _STAGING_BYTES
+    barriers = stages * (2 * HALF_COLS + tile_rows) * _LINE_BYTES + _STAGING_BYTES
     work = -(-(barriers + 8 * (2 * stages + 2 * _WORK_SLOTS)) // 16) * 16
     return work + _WORK_SLOTS * _WORK_BYTES + 4 * (MAX_EXPERTS + _COUNT_WORDS)
 
@@ -124,10 +124,14 @@ class GemmCost:
 def gemm_cost(tile_rows: int, rows: float, experts: int, n: int, k: int, num_sms: int) -> GemmCost:
     """Of ``experts`` experts with ``rows`` rows each, on the average; weights [n, k] each."""
     units = max(1, ceil(rows / ROW_UNIT))
-    row_tiles = ceil(units / (tile_rows // ROW_UNIT))
+    most = tile_rows // ROW_UNIT
+    row_tiles = ceil(units / most)
     tile_units = ceil(units / row_tiles)
-    tiles = experts * row_tiles * ceil(n / TILE_COLS)
-    weight_bytes = TILE_COLS * _LINE_BYTES
+    # Columns that are left over, at most a half, are a block with tiles of twice the rows.
+    wide_blocks = (n + HALF_COLS - 1) // (2 * HALF_COLS)
+    narrow_tiles = ceil(units / (2 * most)) if wide_blocks * 2 * HALF_COLS < n else 0
+    tiles = experts * (row_tiles * wide_blocks + narrow_tiles)
+    weight_bytes = 2 * HALF_COLS * _LINE_BYTES
     loaded = (weight_bytes + tile_units * ROW_UNIT * _LINE_BYTES) / _L2_BYTES_A_CYCLE
     # Each expert's weights come from memory once, whatever the number of row tiles, and SMs without
     # a tile leave the others their share.

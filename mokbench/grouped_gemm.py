@@ -7,6 +7,7 @@ last tiles are sums of parts, whose number depends on both.
 """
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,11 +17,10 @@ from mokbench.device_kernel import DeviceKernel
 from mokbench.errors import UnsupportedError
 from mokbench.gemm_config import (
     BLOCK_K,
+    HALF_COLS,
     PART_BYTES,
     PARTS_A_CTA,
-    ROW_UNIT,
     SOURCE,
-    TILE_COLS,
     GemmConfig,
     gemm_problem,
 )
@@ -82,8 +82,7 @@ class GroupedGemm:
             self._parts_there = torch.zeros(2 * parts, dtype=torch.int32, device=weights.device)
             self._arguments.parts = self._parts.data_ptr()
             self._arguments.parts_there = self._parts_there.data_ptr()
-        self._weight_map = _map_of(weights, TILE_COLS, BLOCK_K)
-        self._maps: dict[tuple[int, int, bool], list[TensorMap]] = {}
+        self._maps: dict[tuple[int, int, int, int], ctypes.Array[ctypes.c_ubyte]] = {}
 
     def __call__(
         self, x: Tensor, row_ends: Tensor, out: Tensor, row_weights: Tensor | None = None
@@ -106,36 +105,47 @@ class GroupedGemm:
             _expect(row_weights, (rows,), torch.float32)
             arguments.row_weights = row_weights.data_ptr()
         arguments.row_ends, arguments.out = row_ends.data_ptr(), out.data_ptr()
-        maps = [self._weight_map, *self._input_maps(x), self._output_map(out)]
         stream = torch.cuda.current_stream().cuda_stream
-        self._kernel.launch(self.num_sms, THREADS, [*maps, arguments], stream)
+        self._kernel.launch(self.num_sms, THREADS, [self._maps_of(x, out), arguments], stream)
         return out
 
-    def _input_maps(self, x: Tensor) -> list[TensorMap]:
-        key = (x.data_ptr(), x.shape[0], True)
+    def _maps_of(self, x: Tensor, out: Tensor) -> ctypes.Array[ctypes.c_ubyte]:
+        """Encoding takes microseconds on the CPU; a system calls with the same buffers again."""
+        key = (x.data_ptr(), x.shape[0], out.data_ptr(), out.shape[0])
         if key not in self._maps:
-            heights = (self.config.tile_rows, self.config.part_rows, ROW_UNIT)
-            self._keep(key, [_map_of(x, height, BLOCK_K) for height in heights])
+            while len(self._maps) >= _MAX_MAPS:
+                self._maps.pop(next(iter(self._maps)))
+            self._maps[key] = gemm_maps(self.config, *map(_matrix, (self._weights, x, out)))
         return self._maps[key]
 
-    def _output_map(self, out: Tensor) -> TensorMap:
-        key = (out.data_ptr(), out.shape[0], False)
-        if key not in self._maps:
-            config = self.config
-            self._keep(key, [_map_of(out, config.store_rows, config.store_columns)])
-        return self._maps[key][0]
 
-    def _keep(self, key: tuple[int, int, bool], maps: list[TensorMap]) -> None:
-        """Encoding takes microseconds on the CPU; a system calls with the same buffers again."""
-        while len(self._maps) >= _MAX_MAPS:
-            self._maps.pop(next(iter(self._maps)))
-        self._maps[key] = maps
+@dataclass(frozen=True)
+class Matrix:
+    """BF16 in the GPU's memory: ``rows`` times ``columns``, without gaps."""
+
+    address: int
+    rows: int
+    columns: int
 
 
-def _map_of(tensor: Tensor, box_rows: int, box_columns: int) -> TensorMap:
+def gemm_maps(
+    config: GemmConfig, weights: Matrix, x: Matrix, out: Matrix
+) -> ctypes.Array[ctypes.c_ubyte]:
+    """GemmMaps of kernels/gemm/grouped.cuh; all experts' weights are one matrix."""
+    maps = [_map_of(out, config.store_rows, config.store_columns)]
+    maps += [_map_of(weights, columns, BLOCK_K) for columns in (HALF_COLS, 2 * HALF_COLS)]
+    maps += [_map_of(x, rows, BLOCK_K) for rows in config.row_boxes]
+    joined = b"".join(bytes(each) for each in maps)
+    return (ctypes.c_ubyte * len(joined)).from_buffer_copy(joined)
+
+
+def _map_of(matrix: Matrix, box_rows: int, box_columns: int) -> TensorMap:
+    return tensor_map(matrix.address, matrix.rows, matrix.columns, box_rows, box_columns)
+
+
+def _matrix(tensor: Tensor) -> Matrix:
     columns = tensor.shape[-1]
-    rows = tensor.numel() // columns
-    return tensor_map(tensor.data_ptr(), rows, columns, box_rows, box_columns)
+    return Matrix(tensor.data_ptr(), tensor.numel() // columns, columns)
 
 
 def _expect(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:

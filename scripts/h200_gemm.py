@@ -185,7 +185,7 @@ def bench(out: Path) -> dict[str, Any]:
 
 
 def shared(out: Path) -> dict[str, Any]:
-    """Four ranks with a quarter of the rows and SMs each, against one rank with all of them."""
+    """Four ranks with a quarter of the experts and SMs each, against one rank with all of them."""
     sys.path.insert(0, "tests/gpu")
     from cuda_ranks import run_ranks
 
@@ -202,7 +202,7 @@ def share_the_gpu(fabric: Any) -> dict[str, float]:
 
     timer = GpuTimer(fabric)
     _, experts, rows, n, k = SHAPES[2]
-    case = Case(experts, rows // RANKS, n, k, "balanced")
+    case = Case(experts // RANKS, rows // RANKS, n, k, "balanced")
     config = choose_gemm(rows / experts, experts, n, k, case.sms)
     lanes = {"together": case.ours(config, fabric.num_sms), "alone": lambda: None}
     if fabric.rank == 0:

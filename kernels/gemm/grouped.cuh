@@ -22,20 +22,28 @@ struct GemmArgs {
   u32 k;  // a multiple of 64
 };
 
+// Mirrored by gemm_maps of mokbench/grouped_gemm.py. A k-block is loaded by as few boxes as can be:
+// each costs the copy engine time of its own.
+template <GemmConfig c>
+struct GemmMaps {
+  ptx::TensorMap out;                           // boxes as GemmOutput wants them
+  ptx::TensorMap weights[2];                    // boxes of kHalfCols and 2 * kHalfCols rows
+  ptx::TensorMap rows[c.tile_rows / kRowUnit];  // boxes of 1, 2, ... units
+};
+
 // tile_ends[e]: tiles of experts 0 to e. All threads.
 template <GemmConfig c>
 __device__ __forceinline__ void count_tiles(const GemmArgs& a, u32* tile_ends) {
   u32* warp_sums = tile_ends + kMaxGemmExperts;
   const u32 warp = threadIdx.x / 32;
   const u32 lane = threadIdx.x % 32;
-  const u32 col_blocks = ceil_div(a.n, kTileCols);
   u32 before = 0;
   for (u32 first = 0; first < a.num_experts; first += kGemmThreads) {
     const u32 expert = first + threadIdx.x;
     u32 sum = 0;
     if (expert < a.num_experts) {
       const i32 begin = expert > 0 ? a.row_ends[expert - 1] : 0;
-      sum = row_tiles(c, a.row_ends[expert] - begin) * col_blocks;
+      sum = expert_tiles(c, a.row_ends[expert] - begin, a.n);
     }
 #pragma unroll
     for (u32 distance = 1; distance < 32; distance *= 2) {
@@ -53,26 +61,33 @@ __device__ __forceinline__ void count_tiles(const GemmArgs& a, u32* tile_ends) {
 
 // The thread that takes tiles and tells the others. It takes one when all have begun the one
 // before: early enough that no one waits for its divisions, and not earlier, so that those who are
-// done first take the rest. `index` is the first that this CTA took; a CTA that does not run takes
-// none.
+// done first take the rest. Where there is a tile for each CTA, the first ones are dealt out.
 template <GemmConfig c>
-__device__ __forceinline__ void schedule_tiles(GemmShared<c> shared, GemmWork* work_slots,
-                                               const GemmArgs& a, const u32* tile_ends, u32 index) {
+__device__ __forceinline__ void schedule_tiles(GemmShared<c> shared, GemmWork* work_slot,
+                                               const GemmArgs& a, const u32* tile_ends) {
   static_assert(kWorkSlots == 1, "the slot is free at first");
   static constexpr GemmConfig kConfig = c;
-  TileWalk walk(kConfig, tile_ends, a.row_ends, a.num_experts, a.n, a.k / kBlockK, gridDim.x);
-  RingPlace<kWorkSlots> place;
+  TileWalk walk(kConfig, tile_ends, a.row_ends, a.num_experts, a.n, a.k / kBlockK);
+  const u32 dealt = walk.queue.items >= gridDim.x ? gridDim.x : 0;
+  u32 index = dealt > 0 ? blockIdx.x : atomicAdd(a.next, 1);
+  bool is_planned = false;
+  u32 parity = 0;
   while (true) {
+    // The plan of the last tiles takes a while, and the dealt ones stay whole.
+    if (index >= dealt && !is_planned) {
+      walk.queue.cut_last(kConfig, gridDim.x, a.k / kBlockK);
+      is_planned = true;
+    }
     GemmWork work{};
     while (index < walk.queue.items && (work = walk.at(index)).units == 0) {
-      index = atomicAdd(a.next, 1);
+      index = dealt + atomicAdd(a.next, 1);
     }
-    work_slots[place.slot] = work;
-    ptx::mbarrier_arrive(shared.work_full(place.slot));
-    place.advance();
+    *work_slot = work;
+    ptx::mbarrier_arrive(shared.work_full(0));
     if (work.units == 0) break;
-    ptx::mbarrier_wait(shared.work_empty(place.slot), place.parity ^ 1);
-    index = atomicAdd(a.next, 1);
+    ptx::mbarrier_wait(shared.work_empty(0), parity);
+    parity ^= 1;
+    index = dealt + atomicAdd(a.next, 1);
   }
   // Every CTA has taken its last index by now, so the last one may start the count again.
   if (atomicAdd(a.next + 1, 1) == gridDim.x - 1) a.next[0] = a.next[1] = 0;
@@ -81,12 +96,11 @@ __device__ __forceinline__ void schedule_tiles(GemmShared<c> shared, GemmWork* w
 // The thread that keeps the ring full.
 template <GemmConfig c>
 struct GemmLoader {
+  static constexpr u32 kMaxUnits = c.tile_rows / kRowUnit;
+
   GemmShared<c> shared;
   const GemmWork* work_slots;
-  const ptx::TensorMap& w;       // boxes of kTileCols rows
-  const ptx::TensorMap& x;       // boxes of tile_rows rows
-  const ptx::TensorMap& x_part;  // boxes of part_rows rows
-  const ptx::TensorMap& x_unit;  // boxes of kRowUnit rows
+  const GemmMaps<c>& maps;
   u32 n;
   RingPlace<c.stages> place;
   RingPlace<kWorkSlots> work_place;
@@ -110,63 +124,49 @@ struct GemmLoader {
       const u32 from = (work.first_block + block) * kBlockK;
       ptx::mbarrier_wait(shared.empty(place.slot), place.parity ^ 1);
       const u32 full = shared.full(place.slot);
-      ptx::mbarrier_arrive_expect_tx(full, kWeightBytes + work.units * kRowUnit * kLineBytes);
-      ptx::cp_async_bulk_tensor_load(shared.weights(place.slot), w, full, from, weight_row);
-      load_rows(work, full, from);
+      const u32 weight_bytes = (2 - work.narrow) * kHalfBytes;
+      ptx::mbarrier_arrive_expect_tx(full, weight_bytes + work.units * kRowUnit * kLineBytes);
+      ptx::cp_async_bulk_tensor_load(shared.weights(place.slot), maps.weights[1 - work.narrow],
+                                     full, from, weight_row);
+      const u32 rows_at = shared.rows(place.slot, work.narrow);
+      const u32 first = min_of(work.units, kMaxUnits);
+      ptx::cp_async_bulk_tensor_load(rows_at, maps.rows[first - 1], full, from, work.row);
+      if (work.units > first) {
+        ptx::cp_async_bulk_tensor_load(rows_at + c.tile_rows * kLineBytes,
+                                       maps.rows[work.units - first - 1], full, from,
+                                       work.row + c.tile_rows);
+      }
       place.advance();
-    }
-  }
-
-  // By the largest boxes that fit.
-  __device__ __forceinline__ void load_rows(const GemmWork& work, u32 full, u32 from) {
-    const u32 to = shared.rows(place.slot);
-    const u32 num_rows = work.units * kRowUnit;
-    if (num_rows == c.tile_rows) {
-      ptx::cp_async_bulk_tensor_load(to, x, full, from, work.row);
-      return;
-    }
-    u32 row = 0;
-    for (; row + part_rows(c) <= num_rows; row += part_rows(c)) {
-      ptx::cp_async_bulk_tensor_load(to + row * kLineBytes, x_part, full, from, work.row + row);
-    }
-    for (; row < num_rows; row += kRowUnit) {
-      ptx::cp_async_bulk_tensor_load(to + row * kLineBytes, x_unit, full, from, work.row + row);
     }
   }
 };
 
 template <GemmConfig c>
 __global__ void __launch_bounds__(kGemmThreads, 1)
-    grouped_gemm(const __grid_constant__ ptx::TensorMap w, const __grid_constant__ ptx::TensorMap x,
-                 const __grid_constant__ ptx::TensorMap x_part,
-                 const __grid_constant__ ptx::TensorMap x_unit,
-                 const __grid_constant__ ptx::TensorMap out, const __grid_constant__ GemmArgs a) {
+    grouped_gemm(const __grid_constant__ GemmMaps<c> maps, const __grid_constant__ GemmArgs a) {
   using Shared = GemmShared<c>;
   extern __shared__ __align__(1024) char memory[];
   const Shared shared{ptx::cvta_to_shared(memory)};
   GemmWork* work_slots = reinterpret_cast<GemmWork*>(memory + Shared::kLayout.work);
   u32* tile_ends = reinterpret_cast<u32*>(memory + Shared::kLayout.tile_ends);
-  if (threadIdx.x == 0) {
-    shared.init_barriers();
-    for (const ptx::TensorMap* map : {&w, &x, &x_part, &x_unit, &out})
-      ptx::prefetch_tensormap(*map);
-  }
-  u32 first = 0;
-  if (threadIdx.x == kSchedulerThread) first = atomicAdd(a.next, 1);
+  if (threadIdx.x == 0) shared.init_barriers();
+  constexpr u32 kMaps = sizeof(maps) / sizeof(ptx::TensorMap);
+  const u32 map = threadIdx.x - kGroupThreads;
+  if (map < kMaps) ptx::prefetch_tensormap(reinterpret_cast<const ptx::TensorMap*>(&maps)[map]);
   count_tiles<c>(a, tile_ends);
   __syncthreads();
   const u32 group = threadIdx.x / kGroupThreads;
   if (group == 0) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      GemmLoader<c>{shared, work_slots, w, x, x_part, x_unit, a.n, {}, {}}.run();
+      GemmLoader<c>{shared, work_slots, maps, a.n, {}, {}}.run();
     } else if (threadIdx.x == kSchedulerThread) {
-      schedule_tiles<c>(shared, work_slots, a, tile_ends, first);
+      schedule_tiles<c>(shared, work_slots, a, tile_ends);
     }
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     const u32 columns = c.swiglu ? a.n / 2 : a.n;
-    const GemmOutput output{out, a.out, a.row_weights, columns, a.parts, a.parts_there};
+    const GemmOutput output{maps.out, a.out, a.row_weights, columns, a.parts, a.parts_there};
     GemmConsumer<c>(shared, work_slots, output, group - 1, a.k / kBlockK).run();
   }
 }

@@ -2,8 +2,8 @@
 // The tile pipeline of the BF16 GEMMs on sm_90: a ring of k-blocks in shared memory that one thread
 // fills by bulk copies, and two warpgroups that multiply out of it.
 //
-// The weights are wgmma's M side, the rows of the input its N side: 64 output columns a warpgroup,
-// and any multiple of 16 rows, so that an expert's last rows cost what they are.
+// The weights are wgmma's M side, the rows of the input its N side: 64 output columns a warpgroup
+// and half, and any multiple of 16 rows, so that an expert's last rows cost what they are.
 #pragma once
 
 #include "gemm/plan.h"
@@ -16,27 +16,23 @@ constexpr u32 kGemmThreads = 384;  // a producer and two consumer warpgroups
 constexpr u32 kConsumers = 2;
 constexpr u32 kGroupThreads = 128;
 constexpr u32 kBlockK = 64;  // a row of 128 bytes, the swizzle's width
-constexpr u32 kGroupCols = kTileCols / kConsumers;
-// Registers of a thread: 128 * (40 + 2 * 232) of the SM's 65536.
-constexpr u32 kProducerRegisters = 40;
-constexpr u32 kConsumerRegisters = 232;
+constexpr u32 kGroupCols = kHalfCols / kConsumers;
+// Registers of a thread: 128 * (56 + 2 * 224) of the SM's 65536.
+constexpr u32 kProducerRegisters = 56;
+constexpr u32 kConsumerRegisters = 224;
 
 // What one store takes: rows of a warpgroup's columns, in one of two buffers.
 constexpr u32 kMaxChunkRows = 64;
 constexpr u32 kChunkBytes = kMaxChunkRows * kGroupCols * 2;
 constexpr u32 kChunkBuffers = 2;
 
-// Of a tile with more rows these are multiplied apart from the others where its sums must be read
-// while others are made. (Everywhere, since ptxas cannot share registers between wgmmas of
-// different sizes; fewer rows at once would read the weights too often.)
-constexpr u32 low_rows(const GemmConfig& c) { return min_of(c.tile_rows, 128); }
-constexpr u32 chunk_rows(const GemmConfig& c) { return min_of(kMaxChunkRows, low_rows(c)); }
+constexpr u32 chunk_rows(const GemmConfig& c) { return min_of(kMaxChunkRows, c.tile_rows); }
 
 // Addresses in dynamic shared memory.
 template <GemmConfig c>
 struct GemmShared {
   static constexpr GemmLayout kLayout = gemm_layout(c);
-  static_assert(c.tile_rows == 32 || c.tile_rows == 64 || c.tile_rows == 128 || c.tile_rows == 256);
+  static_assert(c.tile_rows == 32 || c.tile_rows == 64 || c.tile_rows == 128);
   static_assert(kConsumers * kChunkBuffers * kChunkBytes == kStagingBytes);
   static_assert(kLayout.bytes <= 232448, "more shared memory than an SM of sm_90 gives a CTA");
 
@@ -45,7 +41,9 @@ struct GemmShared {
   __device__ __forceinline__ u32 weights(u32 slot) const {
     return base + slot * kLayout.stage_bytes;
   }
-  __device__ __forceinline__ u32 rows(u32 slot) const { return weights(slot) + kWeightBytes; }
+  __device__ __forceinline__ u32 rows(u32 slot, bool narrow) const {
+    return weights(slot) + (narrow ? 1 : 2) * kHalfBytes;
+  }
   __device__ __forceinline__ u32 full(u32 slot) const { return base + kLayout.barriers + 8 * slot; }
   __device__ __forceinline__ u32 empty(u32 slot) const { return full(c.stages + slot); }
   __device__ __forceinline__ u32 work_full(u32 slot) const { return full(2 * c.stages + slot); }
@@ -55,6 +53,7 @@ struct GemmShared {
   __device__ __forceinline__ void init_barriers() const {
     constexpr u32 kConsumerWarps = kConsumers * kGroupThreads / 32;
     constexpr u32 kLoaders = 1;
+#pragma unroll 1
     for (u32 slot = 0; slot < c.stages; ++slot) {
       ptx::mbarrier_init(full(slot), 1);
       ptx::mbarrier_init(empty(slot), kConsumerWarps);
@@ -102,17 +101,25 @@ struct GemmOutput {
   u32* parts_there;  // [parts][2 warpgroups], 0 when none
 };
 
-// One consumer warpgroup. A tile's sums are made in two halves of its rows. While the tensor cores
-// finish the high half, the low one is rounded and stored; while they begin the next tile's low
-// half, the high one is rounded, and leaves during that tile's next k-blocks.
+// A finished tile that is not yet stored.
+struct PendingStores {
+  u32 row;
+  u32 num_rows;
+  u32 column;
+  u32 second_row;  // where the second half begins in the rows; 0 if it has the same rows
+};
+
+// One consumer warpgroup. A tile's sums are made in two halves. While the tensor cores finish the
+// second, the first is rounded into shared memory; while they begin the next tile's first, the
+// second is rounded; and all of it is sent during that tile's next k-blocks. Code is kept short and
+// in one place: what a tile runs through must stay in the SM's instruction cache.
 template <GemmConfig c>
 struct GemmConsumer {
   static constexpr u32 kMaxUnits = c.tile_rows / kRowUnit;
-  static constexpr u32 kLowRows = low_rows(c);
-  static constexpr u32 kHalfSums = kLowRows / 2;
+  static constexpr u32 kHalfSums = c.tile_rows / 2;
   static constexpr u32 kPacked = c.swiglu ? kHalfSums / 4 : kHalfSums / 2;
   static constexpr u32 kChunkRows = chunk_rows(c);
-  static constexpr u32 kHalfChunks = kLowRows / kChunkRows;
+  static constexpr u32 kChunks = c.tile_rows / kChunkRows;  // of a half
   static constexpr u32 kOutCols = c.swiglu ? kGroupCols / 2 : kGroupCols;
 
   const GemmShared<c> shared;
@@ -122,10 +129,9 @@ struct GemmConsumer {
   const u32 k_blocks;
   RingPlace<c.stages> place;
   RingPlace<kWorkSlots> work_place;
-  GemmWork work;     // being multiplied
-  GemmWork pending;  // done; its high half is in packed
-  u32 previous;      // slot to be given back, c.stages if none
-  u32 buffer = 0;    // of the next store
+  GemmWork work;          // being multiplied
+  PendingStores pending;  // done; its halves are in shared memory and in packed
+  bool narrow = false;    // the tile being multiplied
   u32 packed[kPacked];
 
   __device__ __forceinline__ GemmConsumer(GemmShared<c> shared, const GemmWork* work_slots,
@@ -136,42 +142,58 @@ struct GemmConsumer {
         group(group),
         k_blocks(k_blocks),
         work{},
-        pending{},
-        previous(c.stages) {}
+        pending{} {}
 
   __device__ __forceinline__ void run() {
     next_work();
-    while (work.units != 0) {
+    while (true) {
+      if (work.units == 0 || is_part(work) || is_short()) store_all();
+      if (work.units == 0) break;
       if (is_part(work)) {
         run_part();
       } else {
         run_units<kMaxUnits>();
       }
     }
-    store_high(0);
-    if (threadIdx.x % kGroupThreads == 0) ptx::cp_async_bulk_wait_all();
+    if (leads()) ptx::cp_async_bulk_wait_all();
   }
 
  private:
+  // Lane 0 alone reads the slot, since it gives it back for the others as well.
   __device__ __forceinline__ void next_work() {
     ptx::mbarrier_wait(shared.work_full(work_place.slot), work_place.parity);
-    work = work_slots[work_place.slot];
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared.work_empty(work_place.slot));
+    u32 words[kWorkWords];
+    if (threadIdx.x % 32 == 0) {
+      const u32* slot = reinterpret_cast<const u32*>(work_slots + work_place.slot);
+#pragma unroll
+      for (u32 i = 0; i < kWorkWords; ++i) words[i] = slot[i];
+      ptx::mbarrier_arrive(shared.work_empty(work_place.slot));
+    }
+#pragma unroll
+    for (u32 i = 0; i < kWorkWords; ++i) {
+      reinterpret_cast<u32*>(&work)[i] = __shfl_sync(0xffffffff, words[i], 0);
+    }
     work_place.advance();
   }
 
   static constexpr bool is_part(const GemmWork& work) { return c.split_k && work.k_parts > 1; }
 
-  // Code for a tile of at most this size; short tiles of an odd size run as the next even one.
-  static constexpr u32 run_size(u32 units) { return units > 8 ? units : ceil_div(units, 2) * 2; }
+  // Whether a tile has too few k-blocks to store the one before during its own.
+  __device__ __forceinline__ bool is_short() const { return k_blocks < kStoreSteps + 2; }
+
+  // Rows of a half are those of one wgmma: odd numbers of units run as the next even one where they
+  // are few.
+  static constexpr u32 run_size(const GemmWork& work) {
+    const u32 units = work.narrow ? ceil_div(work.units, 2) : work.units;
+    return units > 4 ? units : ceil_div(units, 2) * 2;
+  }
 
   template <u32 kUnits>
   __device__ __forceinline__ void run_units() {
-    if (run_size(work.units) == kUnits) {
+    if (run_size(work) == kUnits) {
       run_tiles<kUnits>();
     } else if constexpr (kUnits > 2) {
-      run_units<kUnits - (kUnits > 8 ? 1 : 2)>();
+      run_units<kUnits - (kUnits > 4 ? 1 : 2)>();
     }
   }
 
@@ -179,79 +201,71 @@ struct GemmConsumer {
   template <u32 kUnits>
   __device__ __forceinline__ void run_tiles() {
     constexpr u32 kRows = kUnits * kRowUnit;
-    constexpr u32 kLow = min_of(kRows, kLowRows);
-    constexpr u32 kHigh = kRows - kLow;
-    float sums[kRows / 2];
+    float sums[kRows];
+    narrow = work.narrow != 0;
     begin_block();
-    multiply<kLow, 0>(sums, false);
-    if constexpr (kHigh > 0) multiply<kHigh, kLow>(sums, false);
+    multiply<kRows, 0>(sums, false);
+    multiply<kRows, 1>(sums, false);
     end_block();
     while (true) {
 #pragma unroll 1
       for (u32 block = 1; block + 1 < k_blocks; ++block) {
-        multiply_block<kLow, kHigh>(sums);
-        store_high_chunk(block - 1);
+        multiply_block<kRows>(sums);
+        if (block <= kStoreSteps) store_step(block - 1);
         end_block();
       }
-      multiply_block<kLow, kHigh>(sums);
-      end_block();
-      store_high(k_blocks - 2);
-      pending = work;
+      set_pending(kRows);
       next_work();
-      ptx::wgmma_wait_group<(kHigh > 0 ? 1 : 0)>();
-      pack<0, kLow / 2>(sums);
-      const bool goes_on = run_size(work.units) == kUnits && !is_part(work);
-      // While a high half is still being multiplied this costs nothing.
-      if (kHigh > 0 || !goes_on) store_chunk(0, 0);
-      if (!goes_on) store_low_rest();
+      empty_staging();
+      multiply_block<kRows>(sums);
+      end_block();
+      const bool goes_on = run_size(work) == kUnits && !is_part(work) && !is_short();
+      ptx::wgmma_wait_group<1>();
+      round_first<kRows>(sums);
+      if (goes_on) begin_block();
       ptx::wgmma_wait_group<0>();
-      release_previous();
-      previous = c.stages;
       if (!goes_on) break;
-      begin_block();
-      multiply<kLow, 0>(sums, false);
-      if (kHigh == 0) store_chunk(0, 0);
-      store_low_rest();
-      if constexpr (kHigh > 0) {
-        pack<kHalfSums, kHigh / 2>(sums);
-        multiply<kHigh, kLow>(sums, false);
-      }
+      narrow = work.narrow != 0;
+      multiply<kRows, 0>(sums, false);
+      release_previous();
+      round_second<kRows>(sums);
+      multiply<kRows, 1>(sums, false);
       end_block();
     }
-    if constexpr (kHigh > 0) pack<kHalfSums, kHigh / 2>(sums);
+    release_previous();
+    round_second<kRows>(sums);
+  }
+
+  __device__ __forceinline__ void set_pending(u32 half_rows) {
+    pending = {work.row, work.num_rows, work.column, narrow ? half_rows : 0};
   }
 
   // Some k-blocks of a tile. Nothing is overlapped: there are a few at the end of a launch only.
   __device__ __forceinline__ void run_part() {
-    constexpr u32 kHigh = c.tile_rows - kLowRows;
-    float sums[c.tile_rows / 2];
-    store_high(0);
-    pending = {};
+    float sums[c.tile_rows];
+    narrow = work.narrow != 0;
     begin_block();
-    multiply<kLowRows, 0>(sums, false);
-    if constexpr (kHigh > 0) multiply<kHigh, kLowRows>(sums, false);
+    multiply<c.tile_rows, 0>(sums, false);
+    multiply<c.tile_rows, 1>(sums, false);
     end_block();
 #pragma unroll 1
     for (u32 block = 1; block < work.num_blocks; ++block) {
-      multiply_block<kLowRows, kHigh>(sums);
+      multiply_block<c.tile_rows>(sums);
       end_block();
     }
     ptx::wgmma_wait_group<0>();
     release_previous();
-    previous = c.stages;
-    ptx::pin_sums(sums, 0, c.tile_rows / 2);
+    ptx::pin_sums(sums, 0, c.tile_rows);
     if (work.k_part > 0) {
       give_sums(sums);
-      next_work();
-      return;
+    } else {
+      take_sums(sums);
+      set_pending(c.tile_rows);
+      empty_staging();
+      round_first<c.tile_rows>(sums);
+      round_second<c.tile_rows>(sums);
     }
-    take_sums(sums);
-    pending = work;
     next_work();
-    pack<0, kHalfSums>(sums);
-    store_chunk(0, 0);
-    store_low_rest();
-    if constexpr (kHigh > 0) pack<kHalfSums, kHigh / 2>(sums);
   }
 
   template <u32 kSums>
@@ -286,72 +300,92 @@ struct GemmConsumer {
       ptx::bar_sync(1 + group, kGroupThreads);
       const float* from = part_at<kSums>(part);
 #pragma unroll
-      for (u32 i = 0; i < kSums; ++i) sums[i] += __ldcg(from + i * kGroupThreads);
+      for (u32 i = 0; i < kSums; ++i) {
+        sums[i] += __ldcg(from + i * kGroupThreads);
+        if (i % 16 == 15) ptx::pin_sums(sums, i - 15, 16);  // or their loads fill the registers
+      }
     }
   }
 
   __device__ __forceinline__ void begin_block() {
     ptx::mbarrier_wait(shared.full(place.slot), place.parity);
   }
-  __device__ __forceinline__ void end_block() {
-    previous = place.slot;
-    place.advance();
-  }
+  __device__ __forceinline__ void end_block() { place.advance(); }
+  // The slot before the current one.
   __device__ __forceinline__ void release_previous() {
-    if (threadIdx.x % 32 == 0 && previous < c.stages) ptx::mbarrier_arrive(shared.empty(previous));
+    const u32 slot = (place.slot == 0 ? c.stages : place.slot) - 1;
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared.empty(slot));
   }
 
   // The next k-block; gives back the one before, which is done when this one is queued.
-  template <u32 kLow, u32 kHigh>
-  __device__ __forceinline__ void multiply_block(float (&sums)[(kLow + kHigh) / 2]) {
+  template <u32 kRows>
+  __device__ __forceinline__ void multiply_block(float (&sums)[kRows]) {
     begin_block();
-    multiply<kLow, 0>(sums, true);
-    if constexpr (kHigh > 0) multiply<kHigh, kLow>(sums, true);
-    ptx::wgmma_wait_group<(kHigh > 0 ? 2 : 1)>();
+    multiply<kRows, 0>(sums, true);
+    multiply<kRows, 1>(sums, true);
+    ptx::wgmma_wait_group<2>();
     release_previous();
   }
 
-  // One group of wgmmas: kRows rows from kFirst on of the current k-block.
-  template <u32 kRows, u32 kFirst, u32 kSums>
-  __device__ __forceinline__ void multiply(float (&sums)[kSums], bool add) {
+  // One group of wgmmas: a half of the current k-block.
+  template <u32 kRows, u32 kHalf>
+  __device__ __forceinline__ void multiply(float (&sums)[kRows], bool add) {
     const u64 a =
-        ptx::matrix_descriptor(shared.weights(place.slot) + group * kGroupCols * kLineBytes);
-    const u64 b = ptx::matrix_descriptor(shared.rows(place.slot) + kFirst * kLineBytes);
+        ptx::matrix_descriptor(shared.weights(place.slot) + group * kGroupCols * kLineBytes +
+                               (kHalf > 0 && !narrow ? kHalfBytes : 0));
+    const u64 b = ptx::matrix_descriptor(shared.rows(place.slot, narrow) +
+                                         (kHalf > 0 && narrow ? kRows * kLineBytes : 0));
     ptx::wgmma_fence();
 #pragma unroll
     for (u32 k = 0; k < kBlockK / 16; ++k) {
       // 16 elements are 32 bytes, two of the descriptors' units.
-      ptx::wgmma_m64k16<kRows, kFirst / 2>(sums, a + 2 * k, b + 2 * k, add || k > 0);
+      ptx::wgmma_m64k16<kRows, kHalf * kRows / 2>(sums, a + 2 * k, b + 2 * k, add || k > 0);
     }
     ptx::wgmma_commit_group();
   }
 
-  // Rounds kCount sums. Of eight rows a thread has two neighbouring ones at two columns, eight
-  // apart: by SwiGLU's packing, gate and up of one column.
-  template <u32 kFirst, u32 kCount, u32 kSums>
-  __device__ __forceinline__ void pack(float (&sums)[kSums]) {
+  // Both halves of a finished tile: its first goes to shared memory, its second to packed.
+  template <u32 kRows>
+  __device__ __forceinline__ void round_first(float (&sums)[kRows]) {
+    u32 rounded[kPacked];
+    round<kRows, 0>(sums, rounded);
+#pragma unroll
+    for (u32 i = 0; i < ceil_div(kRows, kChunkRows); ++i) stage_chunk(staging(0, i), rounded, i);
+  }
+  template <u32 kRows>
+  __device__ __forceinline__ void round_second(float (&sums)[kRows]) {
+    round<kRows, 1>(sums, packed);
+  }
+
+  // Of eight rows a thread has two neighbouring ones at two columns, eight apart: by SwiGLU's
+  // packing, gate and up of one column.
+  template <u32 kRows, u32 kHalf>
+  __device__ __forceinline__ void round(float (&sums)[kRows], u32 (&to)[kPacked]) {
+    constexpr u32 kCount = kRows / 2;
+    constexpr u32 kFirst = kHalf * kCount;
     ptx::pin_sums(sums, kFirst, kCount);
-    if constexpr (c.row_weights) weigh<kFirst, kCount>(sums);
+    if constexpr (c.row_weights) weigh<kHalf, kCount>(sums);
 #pragma unroll
     for (u32 i = 0; i < kCount; i += 4) {
       const float* s = sums + kFirst + i;
       if constexpr (c.swiglu) {
-        packed[i / 4] = swiglu_bf16x2(s[0], s[1], s[2], s[3]);
+        to[i / 4] = swiglu_bf16x2(s[0], s[1], s[2], s[3]);
       } else {
-        packed[i / 2] = ptx::cvt_rn_bf16x2(s[0], s[1]);
-        packed[i / 2 + 1] = ptx::cvt_rn_bf16x2(s[2], s[3]);
+        to[i / 2] = ptx::cvt_rn_bf16x2(s[0], s[1]);
+        to[i / 2 + 1] = ptx::cvt_rn_bf16x2(s[2], s[3]);
       }
     }
   }
 
   // By SwiGLU the weight is the up column's: silu(gate) * (up * weight). A lane loads one row's
   // weight in 32 and the others get it from there: 32 rows are 16 sums.
-  template <u32 kFirst, u32 kCount, u32 kSums>
+  template <u32 kHalf, u32 kCount, u32 kSums>
   __device__ __forceinline__ void weigh(float (&sums)[kSums]) {
+    constexpr u32 kFirst = kHalf * kCount;
     const u32 lane = ptx::tid_x() % 32;
 #pragma unroll
     for (u32 i = kFirst; i < kFirst + kCount; i += 16) {
-      const u32 own_row = i * 2 + lane;
+      const u32 own_row = (i - kFirst) * 2 + lane + (kHalf > 0 ? pending.second_row : 0);
       const float own =
           own_row < pending.num_rows ? output.row_weights[pending.row + own_row] : 0.f;
 #pragma unroll
@@ -368,47 +402,66 @@ struct GemmConsumer {
     }
   }
 
-  __device__ __forceinline__ void store_low_rest() {
-#pragma unroll
-    for (u32 i = 1; i < kHalfChunks; ++i) store_chunk(i, i);
+  // A buffer of a half's chunk.
+  __device__ __forceinline__ u32 staging(u32 half, u32 chunk) const {
+    const u32 buffer = (half * kChunks + chunk) % kChunkBuffers;
+    return shared.base + GemmShared<c>::kLayout.staging +
+           (group * kChunkBuffers + buffer) * kChunkBytes;
   }
-  __device__ __forceinline__ void store_high_chunk(u32 nth) {
-#pragma unroll
-    for (u32 i = 0; i < kHalfChunks; ++i) {
-      if (i == nth) store_chunk(kHalfChunks + i, i);
-    }
-  }
-  __device__ __forceinline__ void store_high(u32 from) {
-#pragma unroll
-    for (u32 i = 0; i < kHalfChunks; ++i) {
-      if (i >= from) store_chunk(kHalfChunks + i, i);
-    }
+  static __device__ __forceinline__ bool leads() { return threadIdx.x % kGroupThreads == 0; }
+
+  __device__ __forceinline__ void empty_staging() {
+    if (leads()) ptx::cp_async_bulk_wait_group_read<0>();
+    ptx::bar_sync(1 + group, kGroupThreads);
   }
 
-  // The pending tile's rows from kChunkRows * chunk on, by way of shared memory: whole chunks by a
-  // bulk copy, the expert's last rows one by one, since another expert's follow.
-  __device__ __forceinline__ void store_chunk(u32 chunk, u32 of_half) {
-    const u32 column = (c.swiglu ? pending.column / 2 : pending.column) + group * kOutCols;
-    if (chunk * kChunkRows >= pending.num_rows || column >= output.columns) return;
-    const bool leads = threadIdx.x % kGroupThreads == 0;
-    // Not by chunk: tiles with one chunk each must take turns with the buffers as well.
-    const u32 staged = shared.base + GemmShared<c>::kLayout.staging +
-                       (group * kChunkBuffers + buffer) * kChunkBytes;
-    buffer ^= kChunkBuffers - 1;
-    if (leads) ptx::cp_async_bulk_wait_group_read<kChunkBuffers - 1>();
-    ptx::bar_sync(1 + group, kGroupThreads);
-    stage_chunk(staged, of_half);
+  // The steps in which a tile leaves: its first half as it lies in shared memory, then a chunk of
+  // packed each, as soon as the store before the last is out of its buffer.
+  static constexpr u32 kStoreSteps = 1 + kChunks;
+
+  __device__ __forceinline__ void store_step(u32 step) {
+    if (pending.num_rows == 0) return;
+    if (step > 0) {
+      if (leads()) ptx::cp_async_bulk_wait_group_read<kChunkBuffers - 1>();
+      ptx::bar_sync(1 + group, kGroupThreads);
+#pragma unroll
+      for (u32 i = 0; i < kChunks; ++i) {
+        if (i + 1 == step) stage_chunk(staging(1, i), packed, i);
+      }
+    }
     ptx::fence_proxy_async();
     ptx::bar_sync(1 + group, kGroupThreads);
-    const u32 row = pending.row + chunk * kChunkRows;
-    const u32 num_rows = min_of(pending.num_rows - chunk * kChunkRows, kChunkRows);
-    if (num_rows < kChunkRows) {
-      copy_rows(staged, row, num_rows, column);
-    } else if (leads) {
-      ptx::cp_async_bulk_tensor_store(output.map, staged, column, row);
+    const u32 end = step > 0 ? step : kChunks;
+#pragma unroll 1
+    for (u32 chunk = step > 0 ? step - 1 : 0; chunk < end; ++chunk) send_chunk(step > 0, chunk);
+  }
+  __device__ __forceinline__ void store_all() {
+#pragma unroll 1
+    for (u32 step = 0; step < kStoreSteps; ++step) store_step(step);
+    pending = {};
+  }
+
+  // A staged chunk's rows: all of them by a bulk copy, the expert's last rows one by one, since
+  // another expert's follow.
+  __device__ __forceinline__ void send_chunk(bool second, u32 chunk) {
+    const bool is_right = second && pending.second_row == 0;
+    const u32 first_column = pending.column + (is_right ? kHalfCols : 0);
+    const u32 column = (c.swiglu ? first_column / 2 : first_column) + group * kOutCols;
+    const u32 first_row = (second ? pending.second_row : 0) + chunk * kChunkRows;
+    const u32 end_row = !second && pending.second_row > 0
+                            ? min_of(pending.second_row, pending.num_rows)
+                            : pending.num_rows;
+    if (first_row < end_row && column < output.columns) {
+      const u32 row = pending.row + first_row;
+      const u32 num_rows = min_of(end_row - first_row, kChunkRows);
+      if (num_rows < kChunkRows) {
+        copy_rows(staging(second, chunk), row, num_rows, column);
+      } else if (leads()) {
+        ptx::cp_async_bulk_tensor_store(output.map, staging(second, chunk), column, row);
+      }
     }
-    // Empty where rows were copied, so that waits count alike.
-    if (leads) ptx::cp_async_bulk_commit_group();
+    // Empty where rows were copied or none is there, so that waits count alike.
+    if (leads()) ptx::cp_async_bulk_commit_group();
   }
 
   // 16-byte pieces of a row, swizzled as the bulk copy expects it.
@@ -417,7 +470,8 @@ struct GemmConsumer {
     return row * 128 + ((piece ^ (row & 7)) << 4);
   }
 
-  __device__ __forceinline__ void stage_chunk(u32 staged, u32 of_half) {
+  __device__ __forceinline__ void stage_chunk(u32 staged, const u32 (&rounded)[kPacked],
+                                              u32 chunk) {
     const u32 warp = threadIdx.x / 32 % 4;
     const u32 lane = threadIdx.x % 32;
     // A warp's columns: 16, two pieces; after SwiGLU 8, one piece.
@@ -426,15 +480,16 @@ struct GemmConsumer {
     for (u32 first = 0; first < kChunkRows; first += kRowsAtOnce) {
       const u32 row = first + (c.swiglu ? lane : lane / 16 * 8 + lane % 8);
       const u32 piece = c.swiglu ? warp : warp * 2 + lane / 8 % 2;
-      const u32 at = (of_half * kChunkRows + first) / (c.swiglu ? 8 : 4);
-      ptx::stmatrix_x4_trans(staged + piece_at(row, piece), packed[at], packed[at + 1],
-                             packed[at + 2], packed[at + 3]);
+      const u32 at = (chunk * kChunkRows + first) / (c.swiglu ? 8 : 4);
+      ptx::stmatrix_x4_trans(staged + piece_at(row, piece), rounded[at], rounded[at + 1],
+                             rounded[at + 2], rounded[at + 3]);
     }
   }
 
   __device__ __forceinline__ void copy_rows(u32 staged, u32 row, u32 num_rows, u32 column) {
     constexpr u32 kPieces = kOutCols * 2 / 16;
     const u64 pitch = u64{output.columns} * 2;
+#pragma unroll 1
     for (u32 i = threadIdx.x % kGroupThreads; i < num_rows * kPieces; i += kGroupThreads) {
       const ptx::Vec16 piece = ptx::ld_shared_v4(staged + piece_at(i / kPieces, i % kPieces));
       char* to = output.rows + (row + i / kPieces) * pitch + column * 2 + i % kPieces * 16;

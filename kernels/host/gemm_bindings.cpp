@@ -31,8 +31,8 @@ std::vector<u32> tile_ends_of(const GemmConfig& config, const std::vector<i32>& 
   i32 begin = 0;
   for (const i32 end : row_ends) {
     if (end < begin) throw std::invalid_argument("row_ends must not fall");
-    const u32 tiles = row_tiles(config, end - begin) * ceil_div(n, kTileCols);
-    tile_ends.push_back((tile_ends.empty() ? 0 : tile_ends.back()) + tiles);
+    tile_ends.push_back((tile_ends.empty() ? 0 : tile_ends.back()) +
+                        expert_tiles(config, end - begin, n));
     begin = end;
   }
   return tile_ends;
@@ -46,12 +46,14 @@ nb::list gemm_tiles(const std::vector<i32>& row_ends, u32 n, u32 k_blocks, u32 n
   }
   const std::vector<u32> tile_ends = tile_ends_of(config, row_ends, n);
   TileWalk walk(config, tile_ends.data(), row_ends.data(), static_cast<u32>(row_ends.size()), n,
-                k_blocks, num_ctas);
+                k_blocks);
+  walk.queue.cut_last(config, num_ctas, k_blocks);
   nb::list found;
   for (u32 index = 0; index < walk.queue.items; ++index) {
     const GemmWork work = walk.at(index);
     nb::dict item;
     item["units"] = work.units;
+    item["narrow"] = work.narrow != 0;
     item["expert"] = work.expert;
     item["row"] = work.row;
     item["num_rows"] = work.num_rows;

@@ -22,19 +22,15 @@ from mokbench.device_kernel import DeviceKernel, checked
 from mokbench.fabric import cuda_signal, fault
 from mokbench.fabric.cuda import MAX_RANKS
 from mokbench.gemm_config import (
-    BLOCK_K,
     PART_BYTES,
     PARTS_A_CTA,
-    ROW_UNIT,
     SOURCE,
-    TILE_COLS,
     GemmConfig,
 )
-from mokbench.grouped_gemm import THREADS, GemmArgs
+from mokbench.grouped_gemm import THREADS, GemmArgs, Matrix, gemm_maps
 from mokbench.measure.gpu_timing import AlignArgs, StampArgs
 from mokbench.systems.cuda_push import PushShape
 from mokbench.systems.cuda_push_workspace import KERNELS, PushArgs
-from mokbench.tensor_map import tensor_map
 from mokbench.twin import load_twin
 from mokbench.workload import Model
 
@@ -250,9 +246,8 @@ GEMM_CONFIGS = [
     GemmConfig(32, 2),
     GemmConfig(64, 3, swiglu=True),
     GemmConfig(128, 2, row_weights=True),
-    GemmConfig(256, 2),
-    GemmConfig(256, 2, swiglu=True, row_weights=True),
-    GemmConfig(256, 2, split_k=True),
+    GemmConfig(128, 2, swiglu=True, row_weights=True),
+    GemmConfig(128, 2, split_k=True),
 ]
 GEMM_SIZES, GEMM_N = (40, 0, 70, 300, 1), 192
 
@@ -269,13 +264,11 @@ def gemm(device: Device, config: GemmConfig) -> None:
     row_weights = random.choice([0.5, 1.0], rows).astype(np.float32)
     ends = np.cumsum(GEMM_SIZES).astype(np.int32)
     out = device.allocate(rows * columns * 2)
-    maps = (
-        tensor_map(device.upload(bf16(w)), experts * n, k, TILE_COLS, BLOCK_K),
-        *(
-            tensor_map(device.upload(bf16(x)), rows, k, height, BLOCK_K)
-            for height in (config.tile_rows, config.part_rows, ROW_UNIT)
-        ),
-        tensor_map(out, rows, columns, config.store_rows, config.store_columns),
+    maps = gemm_maps(
+        config,
+        Matrix(device.upload(bf16(w)), experts * n, k),
+        Matrix(device.upload(bf16(x)), rows, k),
+        Matrix(out, rows, columns),
     )
     args = GemmArgs(
         row_ends=device.upload(ends),
