@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mokbench.errors import ConfigError, MokbenchError
+from mokbench.keeper import Keeper
 from mokbench.spawn import WorkerProcess, worker_environment
 
 if TYPE_CHECKING:
@@ -165,14 +166,17 @@ class _Agent:
 
     def __init__(self) -> None:
         self._worker: WorkerProcess | None = None
+        self._keeper: Keeper | None = None
         self._log = Path(tempfile.gettempdir()) / f"mokbench-{os.getpid()}.log"
 
     def answer(self, verb: str, argument: Any) -> Any:
         """Carry out one request of the leading rank."""
         if verb == "start":
-            self._worker = WorkerProcess(
-                argument, self._log, worker_environment(argument["fabric"])
-            )
+            self._keeper = Keeper()
+            self._keeper.remember(self._log)
+            self._keeper.remember_segments(argument["shm_token"])
+            environment = worker_environment(argument["fabric"])
+            self._worker = WorkerProcess(argument, self._log, environment, self._keeper)
         elif verb == "alive":
             return self._worker is not None and self._worker.alive()
         elif verb == "describe":
@@ -180,7 +184,9 @@ class _Agent:
         elif verb == "kill":
             if self._worker is not None:
                 self._worker.kill()
-            self._worker = None
+            if self._keeper is not None:
+                self._keeper.close()
+            self._worker, self._keeper = None, None
             self._log.unlink(missing_ok=True)
         return None
 

@@ -11,10 +11,11 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import IO, Any
 
-import mokbench
+from mokbench import child
 from mokbench.errors import MokbenchError
 from mokbench.fabric.environment import CUDA_ENVIRONMENT
 from mokbench.fabric.mps import MpsDaemon
+from mokbench.keeper import Keeper
 from mokbench.private_folder import private_folder
 
 _LOG_TAIL_LINES = 12
@@ -25,39 +26,52 @@ def worker_environment(fabric: str) -> dict[str, str]:
 
     Ranks are the parallelism here; a BLAS that starts its own threads would measure the scheduler.
     """
-    environment = dict(os.environ)
+    environment = child.environment()
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         environment[name] = "1"
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     environment.setdefault("PYTHONFAULTHANDLER", "1")
     if fabric == "cuda":
         environment |= CUDA_ENVIRONMENT
-    # A checkout that is not installed must be found by its workers too.
-    package_home = Path(mokbench.__file__).resolve().parents[1]
-    if package_home.name not in ("site-packages", "dist-packages"):
-        paths = [str(package_home), environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     return environment
 
 
-class WorkerProcess:
-    """One rank's process, in a session of its own so that Ctrl-C does not reach it."""
+def rendezvous_socket(pid: int, environment: dict[str, str]) -> Path:
+    """What torch's symmetric memory leaves where a rank is killed while it meets its peers."""
+    names = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
+    folder = next((environment[name] for name in names if name in environment), "/tmp")
+    return Path(folder) / f"symm_mem-{pid}"
 
-    def __init__(self, spec: dict[str, Any], log_path: Path, environment: dict[str, str]) -> None:
+
+class WorkerProcess:
+    """One rank's process, in a session of its own so that Ctrl-C does not reach it.
+
+    It holds ``keeper`` until it ends. On Linux the kernel kills it when the thread that made this
+    object ends, so the main thread should.
+    """
+
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        log_path: Path,
+        environment: dict[str, str],
+        keeper: Keeper,
+    ) -> None:
         self.log_path = log_path
         with log_path.open("ab") as log:
             # What earlier workers of this rank wrote is not this one's last word.
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                # -P: the folder we happen to be in must not shadow the installed package.
-                [sys.executable, "-P", "-m", "mokbench.worker"],
+                child.command("mokbench.worker"),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
                 env=environment,
+                pass_fds=(keeper.held,),
             )
         self.pid = self._process.pid
+        keeper.remember(rendezvous_socket(self.pid, environment))
         stdin = self._process.stdin
         assert stdin is not None
         try:
@@ -109,6 +123,8 @@ class LocalStarter:
         self._share_gpu = share_gpu
         self._mps: MpsDaemon | None = None
         self._folder = private_folder("mokbench-", "socket")
+        self._keeper = Keeper()
+        self._keeper.remember(self._folder)
         self._processes: list[WorkerProcess] = []
 
     def listen(self, authkey: bytes) -> Listener:
@@ -132,13 +148,14 @@ class LocalStarter:
             raise MokbenchError(
                 f"{self._log_folder}: the ranks' logs cannot be kept there: {error.strerror}"
             ) from error
+        self._keeper.remember_segments(specs[0]["shm_token"])
         environment = worker_environment(specs[0]["fabric"])
         if self._share_gpu:
             self._mps = MpsDaemon()
             environment |= self._mps.environment
         for spec in specs:
             log = self._log_folder / f"rank{spec['rank']}.log"
-            self._processes.append(WorkerProcess(spec, log, environment))
+            self._processes.append(WorkerProcess(spec, log, environment, self._keeper))
 
     @property
     def pids(self) -> list[int]:
@@ -163,5 +180,6 @@ class LocalStarter:
             self._mps = None
 
     def close(self) -> None:
-        """Remove the private folder."""
+        """Remove the private folder and what the ranks left."""
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._keeper.close()

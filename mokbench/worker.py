@@ -1,191 +1,60 @@
-"""One rank: connects to the launcher, runs the groups it is sent, reports what happened.
+"""One rank's process: bound to its launcher's life first, then to its work (mokbench/jobs.py).
 
-Started as ``python -P -m mokbench.worker`` with one JSON line on standard input. Standard input
-stays open as a lifeline: when the launcher dies, however it dies, the worker ends too.
+Started as ``python -P -m mokbench.worker`` with one JSON line on standard input, which then stays
+open as a lifeline. When the launcher dies, however it dies, the kernel kills the rank at once; a
+thread ends it where no kernel offers that. What is left to remove is for mokbench/keeper.py.
 """
 
 import ctypes
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
-import time
 import traceback
-from multiprocessing.connection import Client, Connection
-from pathlib import Path
-from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from mokbench.bench import Bench, open_bench
-from mokbench.config import MeasureOptions
-from mokbench.fabric import segments
-from mokbench.fabric.group import PeerLostError
-from mokbench.group import GroupRun
-from mokbench.layer import Layer
-from mokbench.measure.signaling import signal_samples
-from mokbench.workload import Cell, Workload
-
-# The layer of the cells and that of min_step; more would hold weights nobody needs.
-_MAX_LAYERS = 2
-# A launcher that dies closes its connection and its lifeline; one that lives closes neither.
-_LAUNCHER_END_S = 10.0
-_REMOVE_TRIES = 100
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 
 
-class Worker:
-    """The rank's state across jobs."""
+def _die_with_launcher() -> None:
+    """SIGKILL when the launcher dies: a rank may be stopped, or wait in C and hold the interpreter.
 
-    def __init__(self, bench: Bench, connection: Connection) -> None:
-        self._bench, self._fabric = bench, bench.fabric
-        self._connection = connection
-        self._layers: dict[Workload, Layer] = {}
-
-    def serve(self) -> None:
-        """Answer jobs until told to stop; a job that raises ends the worker."""
-        answers = {"signals": self._signals, "rates": self._rates, "cells": self._cells}
-        while (job := self._connection.recv())["kind"] != "stop":
-            try:
-                reply = answers[job["kind"]](job)
-            except Exception as error:
-                self._connection.send(("failed", failure(error)))
-                # Peers may be mid-protocol, so nothing here can be trusted to close in order.
-                raise
-            self._connection.send(("done", reply))
-
-    def _signals(self, job: dict[str, Any]) -> dict[str, Any] | None:
-        points = signal_samples(self._fabric)
-        return {"points": points} if self._fabric.rank == 0 else None
-
-    def _rates(self, job: dict[str, Any]) -> dict[str, Any] | None:
-        return self._bench.rates()
-
-    def _cells(self, job: dict[str, Any]) -> dict[str, Any] | None:
-        cells = [Cell.from_dict(cell) for cell in job["cells"]]
-        options = MeasureOptions.model_validate(job["measure"])
-        self._report(cells[0].id, "generate")
-        layer = self._layer(cells[0].workload)
-        run = GroupRun(self._bench, layer, options, self._report, job["rates"])
-        facts = run.workload_facts()
-        digests = self._fabric.gather(facts["routing_digest"])
-        if len(set(digests)) != 1:
-            raise RuntimeError(f"ranks generated different routings: {digests}")
-        results = run.run(cells)
-        return {"facts": facts, "results": results} if self._fabric.rank == 0 else None
-
-    def _layer(self, workload: Workload) -> Layer:
-        if workload not in self._layers:
-            while len(self._layers) >= _MAX_LAYERS:
-                self._layers.pop(next(iter(self._layers)))
-            self._layers[workload] = Layer.build(workload, self._fabric.rank, self._bench.device)
-        return self._layers[workload]
-
-    def _report(self, cell_id: str, phase: str) -> None:
-        self._connection.send(("phase", cell_id, phase))
-
-
-def failure(error: Exception) -> dict[str, Any]:
-    """What the launcher needs to name the rank at fault."""
-    kind, prefix = "error", ""
-    # An expired wait of a kernel or of the twin, whose class is there only where it is built.
-    fault = getattr(error, "record", None)
-    if fault is not None:
-        kind, fault = "fault", dict(fault)
-        prefix = f"rank {fault['rank']}: "
-    elif isinstance(error, PeerLostError):
-        kind = "peer"
-    text = str(error).removeprefix(prefix) or type(error).__name__
-    if kind == "error":
-        text = f"{type(error).__name__}: {text}"
-    return {"kind": kind, "text": text, "fault": fault, "traceback": traceback.format_exc()}
-
-
-def open_store(spec: dict[str, Any]) -> dist.Store:
-    """The rendezvous store of these workers: a file here, a TCP store under a launcher."""
-    if spec["store"]["kind"] == "file":
-        return dist.FileStore(spec["store"]["path"], spec["ranks"])
-    base = dist.TCPStore(spec["store"]["host"], spec["store"]["port"], is_master=False)
-    return dist.PrefixStore(spec["store"]["prefix"], base)
-
-
-def _end_with_launcher(spec: dict[str, Any]) -> None:
-    """Leave at once when standard input closes: a rank may be deep in a wait by then.
-
-    A launcher that was killed could remove neither its private folder nor the name of a segment
-    that its ranks were just attaching to, so they do.
+    torch's rendezvous of symmetric memory does that while it waits for a peer, and the peer is gone
+    by then. The kernel minds the thread that started this process: for launchers, the main thread.
     """
-    sys.stdin.buffer.read()
-    if spec["store"]["kind"] == "file":
-        _remove(Path(spec["store"]["path"]).parent)
-    segments.remove(spec["shm_token"])
-    os._exit(1)
-
-
-def _wake_when_orphaned() -> None:
-    """A rank that is stopped when its launcher is killed goes on, sees that, and ends."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT))
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder in which another rank may just be making its store anew."""
-    for _ in range(_REMOVE_TRIES):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
-        time.sleep(0.01)
+def _end_with_lifeline() -> None:
+    """For a launcher that died before the kernel was told, and for other systems."""
+    sys.stdin.buffer.read()
+    os._exit(1)
 
 
 def main() -> None:
     """Entry of one rank."""
     # Ctrl-C reaches the launcher, which decides; a worker must not die half-way on its own.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _wake_when_orphaned()
-    spec = json.loads(sys.stdin.buffer.readline())
-    watcher = threading.Thread(target=_end_with_launcher, args=(spec,), daemon=True)
-    watcher.start()
+    _die_with_launcher()
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        return  # the launcher died before it had told us anything
+    threading.Thread(target=_end_with_lifeline, daemon=True).start()
+    code = 0
     try:
-        _serve(spec)
-    except (EOFError, ConnectionError):
-        # The launcher is gone, or about to kill us: what it cannot remove any more, we do.
-        watcher.join(_LAUNCHER_END_S)
-        raise
+        # Here, since torch takes seconds to import: the launcher may die meanwhile.
+        from mokbench.jobs import serve
+
+        serve(json.loads(line))
+    except BaseException:
+        traceback.print_exc()
+        code = 1
     # gloo's and torch's exit handlers have nothing left to do and can hang on a lost peer.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
-
-
-def _serve(spec: dict[str, Any]) -> None:
-    """Connect, join the other ranks, answer jobs until told to stop."""
-    address = spec["address"]
-    connection = Client(
-        tuple(address) if isinstance(address, list) else address,
-        authkey=bytes.fromhex(spec["authkey"]),
-    )
-    connection.send(("hello", spec["rank"], os.getpid()))
-    torch.set_num_threads(1)
-    try:
-        bench = open_bench(
-            spec["fabric"],
-            spec["rank"],
-            spec["ranks"],
-            open_store(spec),
-            spec["wait_bound_s"],
-            spec["shm_token"],
-        )
-    except Exception as error:
-        connection.send(("failed", failure(error)))
-        raise
-    connection.send(("ready",))
-    Worker(bench, connection).serve()
-    bench.fabric.close()
-    connection.close()
+    os._exit(code)
 
 
 if __name__ == "__main__":

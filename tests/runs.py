@@ -4,8 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -101,5 +102,20 @@ def gone(processes: list[psutil.Process], seconds: float = 10) -> bool:
     return not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
+def wait_until(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    """Whether ``condition()`` became true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
 def send(process: subprocess.Popen, number: signal.Signals) -> None:
     os.kill(process.pid, number)
+
+
+def inject(folder, code: str) -> dict[str, str]:
+    """An environment in which every worker runs ``code`` when it starts."""
+    (folder / "sitecustomize.py").write_text(textwrap.dedent(code), encoding="utf-8")
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)}

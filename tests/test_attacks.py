@@ -75,14 +75,14 @@ def test_logs_that_are_no_folder_are_named(tmp_path):
     (tmp_path / "logs").touch()
     starter = LocalStarter(tmp_path / "logs")
     with pytest.raises(MokbenchError, match="logs cannot be kept there"):
-        starter.start([{"rank": 0, "fabric": "host"}])
+        starter.start([{"rank": 0, "fabric": "host", "shm_token": "test"}])
     starter.close()
 
 
 def test_a_rank_whose_log_is_gone_is_still_described(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
     starter = LocalStarter(tmp_path / "logs")
-    starter.start([{"rank": 0, "fabric": "host"}])
+    starter.start([{"rank": 0, "fabric": "host", "shm_token": "test"}])
     (tmp_path / "logs" / "rank0.log").unlink()
     assert starter.describe(0) == "exit code 1; its log is gone"
     starter.kill()

@@ -1,7 +1,5 @@
 """Times between two SMs' clocks: right where the pings allow it, an error where they do not."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,6 @@ from mokbench.fabric.clock_offset import (
     after_payload,
     plausible,
 )
-from mokbench.fabric.cuda_signal import CudaSignal
 
 PINGS = 256
 FAR = 5_000_000_000_000_000  # clocks of SMs that have run for weeks, more than a float holds
@@ -137,33 +134,3 @@ def test_a_clock_that_cannot_be_is_refused(clock):
 
     with pytest.raises(ClockError, match="no clock of an SM"):
         us_per_cycle(np.array(clock, dtype=np.int64))
-
-
-class Unsteady(CudaSignal):
-    """Two rounds of 1 us a call and a bound that grows; every call in ``bad`` fails."""
-
-    def __init__(self, bad):
-        self._fabric = SimpleNamespace(gather=lambda value: [value, None])
-        self.calls, self._bad = [], bad
-
-    def _ready(self, protocol, rounds, ranks):
-        self.calls.append(rounds)
-        if len(self.calls) - 1 in self._bad:
-            raise ClockError("clocks moved apart")
-        self.clock_offset_bound_us = [float(len(self.calls))]
-        return [1.0] * rounds, [0.5] * rounds
-
-
-def test_rounds_are_taken_a_few_at_a_time_and_only_unsteady_ones_again():
-    signal = Unsteady(bad={1})
-    ready, after = signal.ready("pull", 120, 2)
-    assert signal.calls == [50, 50, 50, 20]
-    assert (ready, after) == ([1.0] * 120, [0.5] * 120)
-    assert signal.clock_offset_bound_us == [4.0]
-
-
-def test_clocks_that_never_keep_step_are_an_error():
-    signal = Unsteady(bad=range(100))
-    with pytest.raises(ClockError, match="clocks moved apart; 16 attempts"):
-        signal.ready("push", 20, 2)
-    assert len(signal.calls) == 16

@@ -2,10 +2,8 @@
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
-import textwrap
 import time
 
 import pytest
@@ -13,6 +11,7 @@ from runs import (
     NUM_CELLS,
     end,
     gone,
+    inject,
     mokbench,
     segments,
     send,
@@ -81,13 +80,6 @@ if "mokbench.worker" in sys.orig_argv:
     push.Push._run, push.Push.run = push.Push.run, run
     push.Push._prepare, push.Push.prepare = push.Push.prepare, prepare
 """
-
-
-def inject(folder, code: str) -> dict[str, str]:
-    """An environment in which every worker runs ``code`` when it starts."""
-    (folder / "sitecustomize.py").write_text(textwrap.dedent(code), encoding="utf-8")
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    return os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)}
 
 
 def test_a_raising_rank_fails_its_rows_only(tmp_path):
@@ -206,53 +198,6 @@ def test_a_second_ctrl_c_does_not_spoil_the_end(tmp_path):
     assert "Traceback" not in err
     assert RunFolder.open(out).meta.status == "interrupted"
     assert gone(workers)
-
-
-def check_a_killed_parent_leaves_nothing(tmp_path, environment=os.environ, before=None):
-    """Kill a command after its first rows, and ``before(workers)``; returns its run folder."""
-    out = tmp_path / "run"
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    arguments = ("run", write_config(tmp_path), "--out", out, "--no-charts")
-    with started(*arguments, env=environment | {"TMPDIR": str(scratch)}) as process:
-        wait_for_rows(out, 2, process)
-        workers = worker_processes(process.pid)
-        assert len(workers) == 2
-        if before:
-            before(workers)
-        send(process, signal.SIGKILL)
-        process.wait()
-        assert gone(workers)
-    assert segments(process) == set()
-    assert list(scratch.glob("mokbench-*")) == []
-    return out
-
-
-def test_a_killed_parent_leaves_no_process_no_segment_and_no_folder(tmp_path):
-    out = check_a_killed_parent_leaves_nothing(tmp_path)
-    assert RunFolder.open(out).meta.status == "interrupted"
-    assert mokbench("run", "--resume", out, "--no-charts").returncode == 0
-    assert len(statuses(out)) == NUM_CELLS
-
-
-def test_a_stopped_rank_of_a_killed_parent_ends_too(tmp_path):
-    check_a_killed_parent_leaves_nothing(tmp_path, before=lambda workers: workers[1].suspend())
-
-
-SLOW_WATCHER = """
-import sys
-if "mokbench.worker" in sys.orig_argv:
-    import shutil, time
-    rmtree = shutil.rmtree
-    def slow(*arguments, **options):
-        time.sleep(1.0)
-        rmtree(*arguments, **options)
-    shutil.rmtree = slow
-"""
-
-
-def test_a_worker_that_sees_its_connection_close_first_still_cleans_up(tmp_path):
-    check_a_killed_parent_leaves_nothing(tmp_path, inject(tmp_path, SLOW_WATCHER))
 
 
 @pytest.fixture

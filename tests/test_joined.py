@@ -7,7 +7,7 @@ import time
 
 import psutil
 import pytest
-from runs import NUM_CELLS, command, gone, statuses, wait_for_rows, write_config
+from runs import NUM_CELLS, command, gone, statuses, wait_for_rows, wait_until, write_config
 
 from mokbench.results import RunFolder
 
@@ -51,6 +51,27 @@ def test_a_rank_killed_under_torchrun_fails_one_row(tmp_path):
     (failed,) = [record for record in found if record.status == "failed"]
     assert "died: killed by SIGKILL" in failed.reason
     assert gone(workers)
+
+
+def test_killed_agents_take_their_workers_with_them(tmp_path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        torchrun("run", write_config(tmp_path), "--out", out, "--no-charts"),
+        env=os.environ | {"TMPDIR": str(scratch)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for_rows(out, 2, process)
+    workers = rank_workers(process.pid)
+    agents = psutil.Process(process.pid).children()
+    assert (len(workers), len(agents)) == (2, 2)
+    for killed in (psutil.Process(process.pid), *agents):
+        killed.kill()
+    process.wait()
+    assert gone(workers, 5)
+    assert wait_until(lambda: not list(scratch.glob("mokbench-*")), 5)
 
 
 def srun_environment(rank: int, port: int) -> dict[str, str]:

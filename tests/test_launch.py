@@ -146,7 +146,7 @@ def test_only_the_last_workers_log_is_quoted(tmp_path, monkeypatch):
     (logs / "rank0.log").write_text("ValueError: of an earlier worker\n", encoding="utf-8")
     monkeypatch.setattr(sys, "executable", "/bin/false")
     starter = LocalStarter(logs)
-    starter.start([{"rank": 0, "fabric": "host"}])
+    starter.start([{"rank": 0, "fabric": "host", "shm_token": "test"}])
     assert starter.describe(0) == "exit code 1"
     starter.kill()
     starter.close()

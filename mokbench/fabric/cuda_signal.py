@@ -1,6 +1,7 @@
 """Signaling rounds on the GPU (kernels/signal.cuh), with the twin's SignalRank's methods."""
 
 import ctypes
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,13 +15,13 @@ from mokbench.fabric.clock_offset import (
     ClockOffset,
     after_payload,
     plausible,
+    require_few_late,
 )
 from mokbench.fabric.cuda import MAX_RANKS, CudaFabric
+from mokbench.fabric.steady import steady_calls
 
 NUM_PINGS = 256  # kNumPings
 _SOURCE = "signal.cuh"
-_ATTEMPTS = 16
-_ROUNDS_A_CALL = 50
 _WARP = 32
 # 128-byte counters and 16-byte payloads: [ranks] of a few fields, rounded up generously.
 SEGMENT_BYTES = 1 << 20
@@ -47,6 +48,15 @@ class SignalArgs(ctypes.Structure):
         ("ping_seen", ctypes.c_uint64),
         ("ping_back", ctypes.c_uint64),
     )
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What one call of signal_ready measured; empty on a rank that took no part."""
+
+    ready_us: list[float]
+    after_us: list[float]
+    bound_us: list[float]
 
 
 def stamp_counts(rounds: int) -> dict[str, int]:
@@ -93,56 +103,41 @@ class CudaSignal:
     def ready(self, protocol: str, rounds: int, ranks: int) -> tuple[list[float], list[float]]:
         """signal_ready_us and signal_after_arrival_us by pull or push; empty beyond ``ranks``.
 
-        SMs' clocks do not keep step while a GPU changes its clock: a call is a few rounds long, and
-        run again by all ranks when those of any did not. Raises ClockError when that does not help.
+        Calls in which the SMs' clocks did not keep step are run again by all ranks, shorter (see
+        steady_calls). Raises ClockError when that does not help.
         """
-        ready: list[float] = []
-        after: list[float] = []
-        bounds_us: list[float] = []
-        for first in range(0, rounds, _ROUNDS_A_CALL):
-            count = min(_ROUNDS_A_CALL, rounds - first)
-            times = self._steady_ready(protocol, count, ranks)
-            ready += times[0]
-            after += times[1]
-            bounds_us += self.clock_offset_bound_us
+
+        def call(count: int, pings: int) -> tuple[_Ready, str | None]:
+            try:
+                return self._ready(protocol, count, ranks, pings), None
+            except ClockError as error:
+                return _Ready([], [], []), str(error)
+
+        calls = steady_calls(rounds, call, self._fabric.gather)
+        bounds_us = [us for one in calls for us in one.bound_us]
         self.clock_offset_bound_us = [max(bounds_us)] if bounds_us else []
-        return ready, after
+        ready_us = [us for one in calls for us in one.ready_us]
+        after_us = [us for one in calls for us in one.after_us]
+        if protocol == "push":
+            late = after_us.count(0.0) / max(1, len(after_us))
+            require_few_late(max(self._fabric.gather(late)))
+        return ready_us, after_us
 
-    def _steady_ready(
-        self, protocol: str, rounds: int, ranks: int
-    ) -> tuple[list[float], list[float]]:
-        for _ in range(_ATTEMPTS):
-            times, problem = self._try_ready(protocol, rounds, ranks)
-            problems = [found for found in self._fabric.gather(problem) if found]
-            if not problems:
-                return times
-        raise ClockError(f"{problems[0]}; {_ATTEMPTS} attempts")
-
-    def _try_ready(
-        self, protocol: str, rounds: int, ranks: int
-    ) -> tuple[tuple[list[float], list[float]], str | None]:
-        """The times, or none and what is wrong with this rank's stamps."""
-        try:
-            return self._ready(protocol, rounds, ranks), None
-        except ClockError as error:
-            return ([], []), str(error)
-
-    def _ready(self, protocol: str, rounds: int, ranks: int) -> tuple[list[float], list[float]]:
+    def _ready(self, protocol: str, rounds: int, ranks: int, pings: int) -> _Ready:
         push = protocol == "push"
         name = f"signal_ready<{{n}}, mokbench::Transfer::{'kPush' if push else 'kPull'}>"
         block = peer_threads(self._fabric.ranks) * (2 if push else 1)
         stamps = self._run(name, rounds, ranks, self._grid, block)
-        self.clock_offset_bound_us = []
         if self._fabric.rank >= ranks:
-            return [], []
+            return _Ready([], [], [])
         us = us_per_cycle(stamps["clock"])
-        offset = offset_of(stamps)
+        offset = offset_of(stamps, pings)
         ready, after = ready_cycles(stamps, offset, push)
-        self.clock_offset_bound_us = [offset.bound * us]
         limit_us = self._fabric.wait_bound_s * 1e6
-        return (
+        return _Ready(
             plausible(f"signal_ready_us.{protocol}", ready * us, limit_us),
             plausible(f"signal_after_arrival_us.{protocol}", after * us, limit_us),
+            [offset.bound * us],
         )
 
     @property
@@ -201,10 +196,11 @@ def us_per_cycle(clock: NDArray[np.int64]) -> float:
     return ns / cycles / 1e3
 
 
-def offset_of(stamps: Stamps) -> ClockOffset:
-    """From the pings before and behind the rounds of signal_ready."""
-    pings = [stamps[name].reshape(2, NUM_PINGS) for name in ("ping_sent", "ping_seen", "ping_back")]
-    before, behind = (Calibration.of(*(array[nth] for array in pings)) for nth in range(2))
+def offset_of(stamps: Stamps, pings: int = NUM_PINGS) -> ClockOffset:
+    """From the ``pings`` nearest to the rounds of signal_ready, before and behind them."""
+    by_call = [stamps[n].reshape(2, NUM_PINGS) for n in ("ping_sent", "ping_seen", "ping_back")]
+    before = Calibration.of(*(array[0, NUM_PINGS - pings :] for array in by_call))
+    behind = Calibration.of(*(array[1, :pings] for array in by_call))
     return ClockOffset(before, behind)
 
 

@@ -5,6 +5,7 @@ would measure the scheduler. The daemon lives in a folder of its own and never o
 a guard process holds it, and stops it when the owner's end of a pipe closes, however that ends.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from mokbench import child
 from mokbench.errors import UnsupportedError
 from mokbench.private_folder import private_folder
 
@@ -32,11 +34,12 @@ class MpsDaemon:
             )
         self._folder = private_folder("mokbench-mps-", "pipe/control_privileged")
         self._guard = subprocess.Popen(
-            [sys.executable, "-P", "-m", "mokbench.fabric.mps", str(self._folder)],
+            child.command("mokbench.fabric.mps", str(self._folder)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            env=child.environment(),
         )
         assert self._guard.stdout is not None
         answer = self._guard.stdout.readline().strip()
@@ -85,7 +88,9 @@ def guard(folder: Path) -> int:
     for name in ("pipe", "log"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     started = _control(folder, "-d")
-    print(READY if started.returncode == 0 else _failure(started), flush=True)
+    # An owner that was killed meanwhile reads no answer, and its daemon must end all the same.
+    with contextlib.suppress(BrokenPipeError):
+        print(READY if started.returncode == 0 else _failure(started), flush=True)
     if started.returncode != 0:
         return 1
     sys.stdin.read()

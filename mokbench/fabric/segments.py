@@ -1,7 +1,7 @@
 """Names of shared-memory segments, and the removal of those a killed run left behind.
 
 A segment's name exists only while its ranks attach to it (milliseconds). A run that is killed with
-SIGKILL just then leaves the name; the next run removes it.
+SIGKILL just then leaves the name to its keeper (mokbench/keeper.py), or else to the next run.
 """
 
 import contextlib

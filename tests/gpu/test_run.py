@@ -3,11 +3,22 @@
 import os
 import signal
 import tempfile
+import time
 from pathlib import Path
 
 import psutil
 import pytest
-from runs import end, gone, mokbench, send, started, statuses, wait_for_rows, worker_processes
+from runs import (
+    end,
+    gone,
+    mokbench,
+    send,
+    started,
+    statuses,
+    wait_for_rows,
+    wait_until,
+    worker_processes,
+)
 
 from mokbench import rates
 from mokbench.results import RunFolder
@@ -100,7 +111,10 @@ def test_rows_of_a_shared_gpu_say_what_they_are(tmp_path, scratch):
     assert list(scratch.glob("mokbench-*")) == []
 
 
-def test_a_killed_parent_leaves_no_daemon_no_process_and_no_folder(tmp_path, scratch):
+# Soon after a row ranks meet for the next ones, where one that waits in torch's rendezvous lets no
+# other thread of its own run.
+@pytest.mark.parametrize("later_s", [0.0, 0.1, 0.5])
+def test_a_killed_parent_leaves_no_daemon_no_process_and_no_folder(tmp_path, scratch, later_s):
     out = tmp_path / "run"
     environment = os.environ | {"TMPDIR": str(scratch)}
     with started("run", config(tmp_path, 2), "--out", out, "--no-charts", env=environment) as run:
@@ -109,6 +123,7 @@ def test_a_killed_parent_leaves_no_daemon_no_process_and_no_folder(tmp_path, scr
         mps = daemons(scratch)
         assert len(workers) == 2
         assert mps, "the daemon must be seen, or its end would mean nothing"
+        time.sleep(later_s)
         send(run, signal.SIGKILL)
         run.wait()
         assert gone(workers)
@@ -116,7 +131,11 @@ def test_a_killed_parent_leaves_no_daemon_no_process_and_no_folder(tmp_path, scr
     guards = [p for p in psutil.process_iter(["cmdline"]) if _is_guard(p, scratch)]
     assert gone(guards, 20)
     assert daemons(scratch) == []
-    assert list(scratch.glob("mokbench-*")) == []
+
+    def left():
+        return [*scratch.glob("mokbench-*"), *scratch.glob("symm_mem-*")]
+
+    assert wait_until(lambda: not left()), left()
 
 
 def _is_guard(process, scratch):
