@@ -36,7 +36,7 @@ from mokbench.systems.options import PushOptions
 ARCH = "sm_90a"
 _BLOCKS, _PASSES = 6, 10
 # Seconds after which a step is given up.
-_LIMIT_S = {"smoke": 150, "baselines": 240, "tests": 460, "sanitizer": 90}
+_LIMIT_S = {"smoke": 150, "baselines": 240, "tests": 500, "sanitizer": 90}
 
 
 def compile_step(out: Path) -> dict[str, Any]:

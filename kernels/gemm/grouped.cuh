@@ -7,7 +7,11 @@
 
 namespace mokbench {
 
-constexpr u32 kSchedulerThread = 32;  // a warp of its own
+constexpr u32 kLoaderWarp = 0;
+constexpr u32 kSchedulerWarp = 1;
+// 1 and 2 are the consumers', a warpgroup each.
+constexpr u32 kStartBarrier = 3;
+constexpr u32 kCountBarrier = 4;
 
 // Mirrored by GemmArgs of mokbench/grouped_gemm.py.
 struct GemmArgs {
@@ -31,15 +35,17 @@ struct GemmMaps {
   ptx::TensorMap rows[c.tile_rows / kRowUnit];  // boxes of 1, 2, ... units
 };
 
-// tile_ends[e]: tiles of experts 0 to e. All threads.
+// tile_ends[e]: tiles of experts 0 to e. By the consumers.
 template <GemmConfig c>
 __device__ __forceinline__ void count_tiles(const GemmArgs& a, u32* tile_ends) {
   u32* warp_sums = tile_ends + kMaxGemmExperts;
-  const u32 warp = threadIdx.x / 32;
-  const u32 lane = threadIdx.x % 32;
+  constexpr u32 kThreads = kConsumers * kGroupThreads;
+  const u32 thread = threadIdx.x - kGroupThreads;
+  const u32 warp = thread / 32;
+  const u32 lane = thread % 32;
   u32 before = 0;
-  for (u32 first = 0; first < a.num_experts; first += kGemmThreads) {
-    const u32 expert = first + threadIdx.x;
+  for (u32 first = 0; first < a.num_experts; first += kThreads) {
+    const u32 expert = first + thread;
     u32 sum = 0;
     if (expert < a.num_experts) {
       const i32 begin = expert > 0 ? a.row_ends[expert - 1] : 0;
@@ -51,11 +57,11 @@ __device__ __forceinline__ void count_tiles(const GemmArgs& a, u32* tile_ends) {
       if (lane >= distance) sum += other;
     }
     if (lane == 31) warp_sums[warp] = sum;
-    __syncthreads();
+    ptx::bar_sync(kCountBarrier, kThreads);
     for (u32 i = 0; i < warp; ++i) sum += warp_sums[i];
     if (expert < a.num_experts) tile_ends[expert] = before + sum;
-    for (u32 i = 0; i < kGemmThreads / 32; ++i) before += warp_sums[i];
-    __syncthreads();
+    for (u32 i = 0; i < kThreads / 32; ++i) before += warp_sums[i];
+    ptx::bar_sync(kCountBarrier, kThreads);
   }
 }
 
@@ -149,21 +155,28 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   const Shared shared{ptx::cvta_to_shared(memory)};
   GemmWork* work_slots = reinterpret_cast<GemmWork*>(memory + Shared::kLayout.work);
   u32* tile_ends = reinterpret_cast<u32*>(memory + Shared::kLayout.tile_ends);
-  if (threadIdx.x == 0) shared.init_barriers();
-  constexpr u32 kMaps = sizeof(maps) / sizeof(ptx::TensorMap);
-  const u32 map = threadIdx.x - kGroupThreads;
-  if (map < kMaps) ptx::prefetch_tensormap(reinterpret_cast<const ptx::TensorMap*>(&maps)[map]);
-  count_tiles<c>(a, tile_ends);
-  __syncthreads();
   const u32 group = threadIdx.x / kGroupThreads;
+  const u32 warp = threadIdx.x / 32;
+  // Each role waits for the others in its own code, so that the code is there by then.
   if (group == 0) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
-    if (threadIdx.x == 0) {
-      GemmLoader<c>{shared, work_slots, maps, a.n, {}, {}}.run();
-    } else if (threadIdx.x == kSchedulerThread) {
-      schedule_tiles<c>(shared, work_slots, a, tile_ends);
+    if (threadIdx.x == 0) shared.init_barriers();
+    __syncwarp();
+    if (warp == kLoaderWarp) {
+      ptx::bar_sync(kStartBarrier, kGemmThreads);
+      if (threadIdx.x % 32 == 0) GemmLoader<c>{shared, work_slots, maps, a.n, {}, {}}.run();
+    } else if (warp == kSchedulerWarp) {
+      ptx::bar_sync(kStartBarrier, kGemmThreads);
+      if (threadIdx.x % 32 == 0) schedule_tiles<c>(shared, work_slots, a, tile_ends);
+    } else {
+      ptx::bar_sync(kStartBarrier, kGemmThreads);
     }
   } else {
+    constexpr u32 kMaps = sizeof(maps) / sizeof(ptx::TensorMap);
+    const u32 map = threadIdx.x - kGroupThreads;
+    if (map < kMaps) ptx::prefetch_tensormap(reinterpret_cast<const ptx::TensorMap*>(&maps)[map]);
+    count_tiles<c>(a, tile_ends);
+    ptx::bar_sync(kStartBarrier, kGemmThreads);
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     const u32 columns = c.swiglu ? a.n / 2 : a.n;
     const GemmOutput output{maps.out, a.out, a.row_weights, columns, a.parts, a.parts_there};
