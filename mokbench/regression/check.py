@@ -1,0 +1,116 @@
+"""The CI gate: candidates judged against a history, confirmed, recorded; and its exit code."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mokbench.errors import ConfigError
+from mokbench.regression.confirm import Confirmation, confirm
+from mokbench.regression.history import History, folder_of, new_level
+from mokbench.regression.judge import Judged, judge_history
+from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_unfinished
+from mokbench.regression.verdict import ORDER, UNSETTLED, Limits, Verdict
+from mokbench.results import RunFolder
+
+REGRESSION, FAILED, UNDECIDED, DONE = 1, 3, 4, 0
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check found. ``judged`` is worst first; ``commits`` is "last base..candidate"."""
+
+    judged: list[Judged]
+    history: History
+    machine: str
+    runs: list[str]
+    limits: Limits
+    commits: str | None = None
+    confirmed: bool = False
+    recorded: int = 0
+    accepted: list[str] = field(default_factory=list)
+
+    def exit_code(self, strict: bool) -> int:
+        """1 a regression, 3 a failed cell, 4 (strict) something is not settled, else 0."""
+        gating = {one.call.verdict for one in self.judged if one.gates}
+        if Verdict.SLOWER in gating and not self.accepted:
+            return REGRESSION
+        if Verdict.FAILED in gating:
+            return FAILED
+        if strict and (not gating or gating.intersection(UNSETTLED)):
+            return UNDECIDED
+        return DONE
+
+    def tally(self) -> dict[Verdict, int]:
+        """Series of each verdict that gate, worst first, none left out that occurs."""
+        counts = Counter(one.call.verdict for one in self.judged if one.gates)
+        return {verdict: counts[verdict] for verdict in ORDER if counts[verdict]}
+
+
+def check(
+    runs: Sequence[RunFolder],
+    root: Path,
+    *,
+    metrics: Sequence[str] = METRICS[:1],
+    limits: Limits | None = None,
+    commit: str | None = None,
+    confirmation: Confirmation | None = None,
+) -> Checked:
+    """Judge finished runs of one machine and method version against the history in ``root``.
+
+    Raises ResultsError for runs or histories that are broken, unfinished or of several machines.
+    """
+    limits = limits or Limits()
+    for run in runs:
+        refuse_unfinished(run)
+    launches = [Launch.of(run, commit) for run in runs]
+    one_kind(launches)
+    history = History.read(folder_of(root, runs[0].meta.machine))
+    judged = judge_history(history, launches, metrics, limits)
+    if confirmation is not None:
+        judged = confirm(judged, confirmation, limits, metrics)
+    last = history.last_commit({launch.launch for launch in launches})
+    return Checked(
+        judged=judged,
+        history=history,
+        machine=launches[0].machine,
+        runs=[run.path.name for run in runs],
+        limits=limits,
+        commits=f"{last or '(none recorded)'}..{commit}" if commit else None,
+        confirmed=confirmation is not None,
+    )
+
+
+def record(checked: Checked, runs: Sequence[RunFolder], commit: str | None) -> Checked:
+    """Append the runs to the history, flagged where a series moved: flagged values are no base."""
+    flags: dict[str, list[str]] = {}
+    for one in checked.judged:
+        if one.call.moved:
+            flags.setdefault(one.series[1], []).append(one.series[0])
+    launches = [
+        Launch.of(run, commit).model_copy(update={"flags": _own(flags, run)}) for run in runs
+    ]
+    number = checked.history.record(launches, runs[0].meta.machine)
+    return replace(checked, recorded=number)
+
+
+def accept(checked: Checked, runs: Sequence[RunFolder], commit: str | None, reason: str) -> Checked:
+    """Record the runs and make their level the new normal of every series that moved.
+
+    ConfigError without a reason, or where nothing moved.
+    """
+    moved = [one for one in checked.judged if one.call.moved]
+    if not reason.strip():
+        raise ConfigError(["--accept: needs a reason, which the charts then show"])
+    if not moved:
+        raise ConfigError(["--accept: no series is SLOWER, FASTER or CLOCK: nothing to accept"])
+    checked = record(checked, runs, commit)
+    launches = [Launch.of(run, commit) for run in runs]
+    checked.history.accept(new_level(reason, launches, [one.series for one in moved]))
+    return replace(checked, accepted=[one.name for one in moved])
+
+
+def _own(flags: dict[str, list[str]], run: RunFolder) -> dict[str, list[str]]:
+    ids = {record.id for record in run.records()}
+    own = {metric: [cell for cell in cells if cell in ids] for metric, cells in flags.items()}
+    return {metric: cells for metric, cells in own.items() if cells}
