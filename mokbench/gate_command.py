@@ -61,9 +61,9 @@ def check_command(request: CheckRequest) -> int:
         confirmation=_confirmation(request, runs),
     )
     if request.accept is not None:
-        checked = accept(checked, runs, request.commit, request.accept)
+        checked = accept(checked, request.accept)
     elif request.record:
-        checked = record(checked, runs, request.commit)
+        checked = record(checked)
     _write_files(request, checked)
     _show(request, checked)
     return checked.exit_code(request.strict)

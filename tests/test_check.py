@@ -29,7 +29,7 @@ def ten(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """History of ten launches at 1 % noise, and the first of them."""
     folder = tmp_path_factory.mktemp("ten")
     for run in launches(folder, "base", 10, seed=1):
-        record(check([run], folder / "history"), [run], None)
+        record(check([run], folder / "history"))
     return folder
 
 
@@ -84,7 +84,7 @@ def test_faster_is_said_and_is_no_new_base_until_accepted(history: Path, tmp_pat
     checked = check(fast, history)
     assert verdicts(checked) == {"mok": "FASTER", "push": "SAME", "alltoall": "SAME"}
     assert checked.exit_code(strict=True) == 0
-    record(checked, fast, None)
+    record(checked)
     more = launches(tmp_path, "more", 3, start=30, factors={"mok": 0.9}, seed=4)
     again = {one.series[0].split(".")[1]: one.call for one in check(more, history).judged}
     assert again["mok"].verdict == "FASTER"
@@ -96,7 +96,7 @@ def test_an_accepted_level_is_the_new_base_and_its_reason_is_kept(
     history: Path, tmp_path: Path
 ) -> None:
     slow = launches(tmp_path, "slow", 5, start=20, factors=SLOW, seed=3)
-    checked = accept(check(slow, history), slow, "abc", "exact sums cost 5 %, agreed in review")
+    checked = accept(check(slow, history, commit="abc"), "exact sums cost 5 %, agreed in review")
     assert checked.accepted == ["tiny.push.r4.t128.balanced.bf16.isolated step_time_us"]
     assert checked.exit_code(strict=False) == 0
     folder = folder_of(history, h200())
@@ -107,9 +107,9 @@ def test_an_accepted_level_is_the_new_base_and_its_reason_is_kept(
     back = launches(tmp_path, "back", 3, start=50, seed=6, factors={"push": 0.95})
     assert verdicts(check(back, history))["push"] == "FASTER"
     with pytest.raises(ConfigError, match="nothing to accept"):
-        accept(check(same, history), same, None, "why")
+        accept(check(same, history), "why")
     with pytest.raises(ConfigError, match="needs a reason"):
-        accept(check(back, history), back, None, "  ")
+        accept(check(back, history), "  ")
 
 
 def test_a_clock_that_fell_is_not_called_slower(history: Path, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_shared_and_oversubscribed_rows_are_shown_and_never_gate(tmp_path: Path,
     root = tmp_path / "history"
     for i in range(8):
         run = write_launch(tmp_path / f"b{i}", [cell("push", 100.0 + 0.1 * i, **mark)], i)
-        record(check([run], root), [run], None)
+        record(check([run], root))
     slow = [
         write_launch(tmp_path / f"s{i}", [cell("push", 150.0, **mark)], 10 + i) for i in (0, 1, 2)
     ]
@@ -175,7 +175,7 @@ def test_a_run_is_recorded_once(history: Path, ten: Path) -> None:
     path = folder_of(history, h200()) / "launches.jsonl"
     before = path.read_bytes()
     runs = [RunFolder.open(ten / "base-0")]
-    assert record(check(runs, history), runs, None).recorded == 0
+    assert record(check(runs, history)).recorded == 0
     assert path.read_bytes() == before
 
 
@@ -205,7 +205,7 @@ def test_another_gpu_of_the_kind_shares_the_history(history: Path, tmp_path: Pat
 def test_launches_of_an_older_method_are_no_base(tmp_path: Path) -> None:
     root = tmp_path / "history"
     for run in launches(tmp_path, "old", 10, method_version=2):
-        record(check([run], root), [run], None)
+        record(check([run], root))
     runs = launches(tmp_path, "now", 3, factors={"push": 2.0})
     assert set(verdicts(check(runs, root)).values()) == {"INSUFFICIENT"}
 
@@ -245,7 +245,7 @@ def test_a_torn_last_line_is_left_out_and_said(history: Path, tmp_path: Path) ->
         checked = check(runs, history)
     assert checked.judged[0].call.base_n == 9
     assert checked.judged[0].call.verdict == "SLOWER"
-    record(checked, runs, None)
+    record(checked)
     assert len(History.read(path.parent).launches) == 12
 
 

@@ -5,6 +5,9 @@ functional with an L1 cost, as asv uses it), exactly, by dynamic programming. Ab
 and segments of at least three launches leave single spikes alone, which a squared cost follows.
 """
 
+import itertools
+import math
+
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
@@ -12,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from mokbench.regression.shift import LEAST_SPREAD, MAD_SCALE
 
 LEAST_SEGMENT = 3
-# Penalty of a segment in units of the noise, times log n: set so that scripts/regression_power.py
-# finds a change in at most 1 % of series without one.
+# Penalty of a segment in units of the noise, times log n: the least at which
+# scripts/regression_power.py finds a change in at most 1 % of series that have none, at 1 % noise.
 PENALTY = 1.9
 # Changes smaller than this are merged, as the gate's floor does.
 LEAST_CHANGE = 0.02
@@ -38,15 +41,13 @@ def levels(values: ArrayLike, changes: list[int]) -> list[float]:
     """Median of each segment between ``changes``."""
     array = np.asarray(values, dtype=np.float64)
     edges = [0, *changes, len(array)]
-    return [
-        float(np.median(array[a:b])) for a, b in zip(edges[:-1], edges[1:], strict=True) if b > a
-    ]
+    return [float(np.median(array[a:b])) for a, b in itertools.pairwise(edges) if b > a]
 
 
 def _noise(logs: NDArray[np.float64]) -> float:
     """Deviation of one launch, from differences of neighbours, which a few steps do not widen."""
     steps = np.abs(np.diff(logs))
-    return max(MAD_SCALE * float(np.median(steps)) / np.sqrt(2.0), LEAST_SPREAD)
+    return max(MAD_SCALE * float(np.median(steps)) / math.sqrt(2.0), LEAST_SPREAD)
 
 
 def _segments(x: NDArray[np.float64]) -> list[int]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mokbench.errors import ConfigError
+from mokbench.machine import Machine
 from mokbench.regression.confirm import Confirmation, confirm
 from mokbench.regression.history import History, folder_of, new_level
 from mokbench.regression.judge import Judged, judge_history
@@ -22,8 +23,8 @@ class Checked:
 
     judged: list[Judged]
     history: History
-    machine: str
-    runs: list[str]
+    machine: Machine
+    launches: list[Launch]
     limits: Limits
     commits: str | None = None
     confirmed: bool = False
@@ -63,7 +64,8 @@ def check(
     limits = limits or Limits()
     for run in runs:
         refuse_unfinished(run)
-    launches = [Launch.of(run, commit) for run in runs]
+    # A folder keeps the rows it has read, and three times 10 000 of them are half a GiB.
+    launches = [Launch.of(RunFolder.open(run.path), commit) for run in runs]
     one_kind(launches)
     history = History.read(folder_of(root, runs[0].meta.machine))
     judged = judge_history(history, launches, metrics, limits)
@@ -73,28 +75,27 @@ def check(
     return Checked(
         judged=judged,
         history=history,
-        machine=launches[0].machine,
-        runs=[run.path.name for run in runs],
+        machine=runs[0].meta.machine,
+        launches=launches,
         limits=limits,
         commits=f"{last or '(none recorded)'}..{commit}" if commit else None,
         confirmed=confirmation is not None,
     )
 
 
-def record(checked: Checked, runs: Sequence[RunFolder], commit: str | None) -> Checked:
+def record(checked: Checked) -> Checked:
     """Append the runs to the history, flagged where a series moved: flagged values are no base."""
     flags: dict[str, list[str]] = {}
     for one in checked.judged:
         if one.call.moved:
             flags.setdefault(one.series[1], []).append(one.series[0])
     launches = [
-        Launch.of(run, commit).model_copy(update={"flags": _own(flags, run)}) for run in runs
+        launch.model_copy(update={"flags": _own(flags, launch)}) for launch in checked.launches
     ]
-    number = checked.history.record(launches, runs[0].meta.machine)
-    return replace(checked, recorded=number)
+    return replace(checked, recorded=checked.history.record(launches, checked.machine))
 
 
-def accept(checked: Checked, runs: Sequence[RunFolder], commit: str | None, reason: str) -> Checked:
+def accept(checked: Checked, reason: str) -> Checked:
     """Record the runs and make their level the new normal of every series that moved.
 
     ConfigError without a reason, or where nothing moved.
@@ -104,13 +105,19 @@ def accept(checked: Checked, runs: Sequence[RunFolder], commit: str | None, reas
         raise ConfigError(["--accept: needs a reason, which the charts then show"])
     if not moved:
         raise ConfigError(["--accept: no series is SLOWER, FASTER or CLOCK: nothing to accept"])
-    checked = record(checked, runs, commit)
-    launches = [Launch.of(run, commit) for run in runs]
-    checked.history.accept(new_level(reason, launches, [one.series for one in moved]))
+    checked = record(checked)
+    checked.history.accept(new_level(reason, checked.launches, [one.series for one in moved]))
     return replace(checked, accepted=[one.name for one in moved])
 
 
-def _own(flags: dict[str, list[str]], run: RunFolder) -> dict[str, list[str]]:
-    ids = {record.id for record in run.records()}
-    own = {metric: [cell for cell in cells if cell in ids] for metric, cells in flags.items()}
+def _own(flags: dict[str, list[str]], launch: Launch) -> dict[str, list[str]]:
+    """Flags of the series that this launch has a value of."""
+    there = {
+        metric: {cell for cell, value in zip(launch.ids, column, strict=True) if value is not None}
+        for metric, column in launch.values.items()
+    }
+    own = {
+        metric: [cell for cell in cells if cell in there.get(metric, ())]
+        for metric, cells in flags.items()
+    }
     return {metric: cells for metric, cells in own.items() if cells}

@@ -124,8 +124,8 @@ def _sharp(limits: Limits) -> Limits:
 
 
 def _settled(before: Call, again: Call | None, rounds: int) -> Call:
-    if again is None:
-        why = f"{before.why}; the confirming runs have no value of it"
+    if again is None or again.verdict is Verdict.INSUFFICIENT:
+        why = f"{before.why}; could not be confirmed: " + (again.why if again else "no value of it")
         return replace(before, verdict=Verdict.FAILED, why=why)
     told = f"{before.why}; in {rounds} interleaved rounds {again.why}"
     verdict = again.verdict

@@ -7,6 +7,7 @@
 
 import json
 import re
+import sys
 import warnings
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -245,9 +246,19 @@ def _lines(path: Path, kind: type[_Line]) -> list[_Line]:
     return [_parse(f"{path}:{number}", line, kind) for number, line in kept]
 
 
+def _shared(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Columns of text with one object for equal words: a hundred launches repeat the same ids."""
+    return {
+        key: [sys.intern(item) if type(item) is str else item for item in value]
+        if isinstance(value, list)
+        else value
+        for key, value in pairs
+    }
+
+
 def _parse(where: str, line: bytes, kind: type[_Line]) -> _Line:
     try:
-        data = json.loads(line)
+        data = json.loads(line, object_pairs_hook=_shared)
         if not isinstance(data, dict):
             raise ValueError(f"found a {type(data).__name__}, a JSON object is needed")
         version = data.get("history_version")

@@ -156,8 +156,8 @@ def check_json(checked: Checked, strict: bool) -> dict[str, Any]:
     return {
         "exit_code": checked.exit_code(strict),
         "headline": headline(checked),
-        "machine": checked.machine,
-        "runs": checked.runs,
+        "machine": checked.machine.key,
+        "runs": [launch.run for launch in checked.launches],
         "commits": checked.commits,
         "confirmed": checked.confirmed,
         "recorded": checked.recorded,

@@ -1,8 +1,8 @@
 """How far run-level values moved, and how well that is known.
 
 The unit of replication is the launch: one run gives one value of a series, and its many iterations
-only make that value precise. Tests on pooled iterations call a change in 39 to 44 % of unchanged
-pairs at 1 % noise between launches (docs/regression.md has the simulation). All functions take
+only make that value precise. Tests on pooled iterations see a change in a third to a half of all
+unchanged pairs (simulated in docs/regression.md). All functions take
 arrays [series, launches] with NaN where a launch has no value, and work on logarithms, so that a
 shift is a ratio.
 """

@@ -91,12 +91,19 @@ class Call:
         return self.verdict in (Verdict.SLOWER, Verdict.FASTER, Verdict.CLOCK)
 
 
-def decide(shifts: Shifts, cycles: Shifts | None, limits: Limits) -> list[Call]:
-    """Verdict of each series; ``cycles`` are the shifts of time x SM clock, NaN where unknown."""
+def decide(
+    shifts: Shifts, cycles: Shifts | None, limits: Limits, *, together: bool = True
+) -> list[Call]:
+    """Verdict of each series; ``cycles`` are the shifts of time x SM clock, NaN where unknown.
+
+    ``together``: all series are one report's. False judges each as if it were alone, for
+    simulations of many reports at once.
+    """
     known = (shifts.base_n >= limits.least_base) & (shifts.candidate_n >= limits.least_candidate)
     known &= np.isfinite(shifts.error) & (shifts.df > 0)
     slower, faster = shifts.p_above(), shifts.p_below()
-    adjusted_slower, adjusted_faster = _adjusted(slower, known), _adjusted(faster, known)
+    adjusted_slower = _adjusted(slower, known) if together else slower
+    adjusted_faster = _adjusted(faster, known) if together else faster
     low, high = shifts.interval(limits.confidence)
     unmoved = _unmoved(shifts, cycles, limits)
     calls = []
