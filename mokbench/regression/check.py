@@ -8,7 +8,7 @@ from pathlib import Path
 from mokbench.errors import ConfigError
 from mokbench.machine import Machine
 from mokbench.regression.confirm import Confirmation, confirm
-from mokbench.regression.history import History, folder_of, new_level
+from mokbench.regression.history import History, Series, folder_of, new_level
 from mokbench.regression.judge import Judged, judge_history
 from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_unfinished
 from mokbench.regression.verdict import ORDER, UNSETTLED, Limits, Verdict
@@ -85,12 +85,9 @@ def check(
 
 def record(checked: Checked) -> Checked:
     """Append the runs to the history, flagged where a series moved: flagged values are no base."""
-    flags: dict[str, list[str]] = {}
-    for one in checked.judged:
-        if one.call.moved:
-            flags.setdefault(one.series[1], []).append(one.series[0])
+    moved = {one.series: str(one.call.verdict) for one in checked.judged if one.call.moved}
     launches = [
-        launch.model_copy(update={"flags": _own(flags, launch)}) for launch in checked.launches
+        launch.model_copy(update={"flags": _flags(moved, launch)}) for launch in checked.launches
     ]
     return replace(checked, recorded=checked.history.record(launches, checked.machine))
 
@@ -110,14 +107,11 @@ def accept(checked: Checked, reason: str) -> Checked:
     return replace(checked, accepted=[one.name for one in moved])
 
 
-def _own(flags: dict[str, list[str]], launch: Launch) -> dict[str, list[str]]:
-    """Flags of the series that this launch has a value of."""
-    there = {
-        metric: {cell for cell, value in zip(launch.ids, column, strict=True) if value is not None}
-        for metric, column in launch.values.items()
-    }
-    own = {
-        metric: [cell for cell in cells if cell in there.get(metric, ())]
-        for metric, cells in flags.items()
-    }
-    return {metric: cells for metric, cells in own.items() if cells}
+def _flags(moved: dict[Series, str], launch: Launch) -> dict[str, dict[str, str]]:
+    """Verdicts of the moved series that this launch has a value of, by metric and cell."""
+    flags: dict[str, dict[str, str]] = {}
+    for metric, column in launch.values.items():
+        for cell, value in zip(launch.ids, column, strict=True):
+            if value is not None and (cell, metric) in moved:
+                flags.setdefault(metric, {})[cell] = moved[cell, metric]
+    return flags

@@ -157,7 +157,6 @@ def base_of(
     clocks = np.full((len(series), len(used)), np.nan)
     for j, launch in enumerate(used):
         place = launch.place()
-        flagged = {name: set(ids) for name, ids in launch.flags.items()}
         for i, (cell, metric) in enumerate(series):
             at = place.get(cell)
             if at is None or launch.digests[at] != digests[i] or metric not in launch.values:
@@ -165,7 +164,7 @@ def base_of(
             since = levels.get((cell, metric))
             accepted = since is not None and launch.launch in since.launches
             too_old = since is not None and position[launch.launch] < _first(since, position)
-            if not accepted and (too_old or cell in flagged.get(metric, ())):
+            if not accepted and (too_old or cell in launch.flags.get(metric, ())):
                 continue
             value, clock = launch.values[metric][at], launch.clock_mhz[at]
             values[i, j] = np.nan if value is None else value

@@ -41,8 +41,8 @@ class Launch(Figures):
 
     ``values[metric][i]`` is the run-level value of cell i (for step_time_us the median over
     iterations of the maximum over ranks), null where it has none. ``digests`` tell cells apart
-    whose options or routing changed under one id. ``flags[metric]`` lists ids whose value here
-    was called SLOWER, FASTER or CLOCK, so that it never becomes part of a base.
+    whose options or routing changed under one id. ``flags[metric][id]`` is the verdict of a
+    value that was called SLOWER, FASTER or CLOCK: it never becomes part of a base.
     """
 
     history_version: int = HISTORY_VERSION
@@ -59,7 +59,7 @@ class Launch(Figures):
     marks: list[Mark]
     clock_mhz: list[float | None]
     values: dict[str, list[float | None]]
-    flags: dict[str, list[str]] = Field(default_factory=dict)
+    flags: dict[str, dict[str, str]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _columns_agree(self) -> Self:
