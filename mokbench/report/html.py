@@ -67,14 +67,15 @@ def html(runs: Sequence[RunFolder]) -> str:
         title = " ".join(figure.texts[0].get_text().split()) if figure.texts else stem
         drawings[kind].append(Drawing(title, inline(figure, f"c{number}-")))
     records = [row.record for row in rows.rows]
+    won = winners.wins(rows)
     return page(
         "report.html.j2",
         title=", ".join(dict.fromkeys(meta.name for _, meta in rows.runs)),
         runs=wording.runs(rows),
         marks=wording.marks([r for r in records if r.status == "ok"], rows.machine),
         unsettled=wording.unsettled(rows.rows),
-        verdict=winners.sentences(rows),
-        wins=_wins(rows),
+        verdict=winners.sentences(rows, won),
+        wins=_wins(won),
         charts=drawings,
         titles=TITLES,
         absent=ABSENT,
@@ -131,7 +132,7 @@ def _sections(rows: Rows) -> list[Section]:
     return [section for section in sections(rows) if section.title not in own]
 
 
-def _wins(rows: Rows) -> Grid:
+def _wins(won: Sequence[winners.Win]) -> Grid:
     """Who is fastest in each workload, and how far behind the others are."""
     headings = (
         Heading("workload", False),
@@ -143,7 +144,7 @@ def _wins(rows: Rows) -> Grid:
         Heading("why", False),
     )
     lines = []
-    for win in winners.wins(rows):
+    for win in won:
         record = win.fastest.record
         behind = "; ".join(
             f"{pair.mok.record.name} {'~' * (pair.basis == 'separate')}{units.ratio(pair.ratio)}"

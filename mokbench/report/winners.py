@@ -89,15 +89,15 @@ def reason(fast: Record, slow: Record) -> str:
     return "; ".join(found)
 
 
-def sentences(rows: Rows) -> list[str]:
-    """The verdict: a line for each model, number of ranks, link and regime; marks included."""
+def sentences(rows: Rows, found: Sequence[Win]) -> list[str]:
+    """The verdict from ``wins``: a line for each model, ranks, link and regime; marks included."""
     groups: dict[tuple[str, str, str], list[Win]] = {}
-    for win in wins(rows):
+    for win in found:
         record = win.fastest.record
         link = record.link or "no link"
         where = f"{units.count(record.ranks, 'rank')} ({'no link' if link == 'none' else link})"
         groups.setdefault((record.model, where, wording.regime(record)), []).append(win)
-    lines = [_sentence(key, found, rows) for key, found in groups.items()] + _largest(groups)
+    lines = [_sentence(key, own, rows) for key, own in groups.items()] + _largest(groups)
     if any(row.record.fabric == "host" for row in rows.rows):
         lines.append(wording.HOST)
     if not lines:

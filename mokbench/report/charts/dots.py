@@ -13,6 +13,7 @@ from mokbench.report.charts.style import (
     by_imbalance,
     fold,
     from_zero_or_log,
+    most_figures,
     notes_of,
     panels,
     spread,
@@ -44,6 +45,7 @@ class Dots:
 
 def figures(rows: Rows, dots: Dots) -> Iterator[tuple[str, Figure]]:
     """Yield (file stem, figure) for each shape and regime with a value to draw."""
+    most = most_figures(rows, MAX_FIGURES)
     groups: dict[tuple[Workload, str, str], list[Record]] = {}
     for row in rows.with_status("ok"):
         if any(value(row.record) is not None for value in dots.values.values()):
@@ -52,11 +54,9 @@ def figures(rows: Rows, dots: Dots) -> Iterator[tuple[str, Figure]]:
             groups.setdefault(key, []).append(row.record)
     several = len(rows.runs) > 1
     names = stems(dots.stem, [(w, [w.dtype, how] + [run] * several) for w, how, run in groups])
-    more = len(groups) - MAX_FIGURES
+    more = len(groups) - most
     notes = [f"{units.count(more, 'more chart')} of this kind not drawn."] if more > 0 else []
-    for stem, ((work, how, run), records) in list(zip(names, groups.items(), strict=True))[
-        :MAX_FIGURES
-    ]:
+    for stem, ((work, how, run), records) in list(zip(names, groups.items(), strict=True))[:most]:
         title = wording.shape(work, how) + f", run {run}" * several
         yield stem, _figure(title, records, dots, [*notes_of(records, rows), *notes])
 

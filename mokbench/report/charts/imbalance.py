@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from mokbench.record import Record
 from mokbench.report import units, wording
 from mokbench.report.charts.names import stems
-from mokbench.report.charts.style import SHADES, fold, notes_of, panels
+from mokbench.report.charts.style import SHADES, fold, most_figures, notes_of, panels
 from mokbench.report.rows import Rows, Workload
 
 MAX_FIGURES = 8
@@ -20,6 +20,7 @@ _MOST_BARS = 40
 
 def figures(rows: Rows) -> Iterator[tuple[str, Figure]]:
     """Yield (file stem, figure) for each shape, from the rows with its largest token count."""
+    most = most_figures(rows, MAX_FIGURES)
     groups: dict[Workload, dict[tuple[int, str], Record]] = {}
     for row in rows.rows:
         record = row.record
@@ -31,9 +32,9 @@ def figures(rows: Rows) -> Iterator[tuple[str, Figure]]:
                 (record.tokens_per_rank, record.routing), record
             )
     names = stems("imbalance", [(work, []) for work in groups])
-    more = len(groups) - MAX_FIGURES
+    more = len(groups) - most
     notes = [f"{units.count(more, 'more chart')} of this kind not drawn."] if more > 0 else []
-    for stem, (work, found) in list(zip(names, groups.items(), strict=True))[:MAX_FIGURES]:
+    for stem, (work, found) in list(zip(names, groups.items(), strict=True))[:most]:
         yield stem, _figure(work, found, rows, notes)
 
 

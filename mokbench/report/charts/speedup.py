@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from mokbench.report import units, wording
 from mokbench.report.charts.names import stems
-from mokbench.report.charts.style import by_imbalance, fold, notes_of, panels, spread
+from mokbench.report.charts.style import by_imbalance, fold, most_figures, notes_of, panels, spread
 from mokbench.report.comparison import Comparison, compare, may_compare
 from mokbench.report.rows import Row, Rows, Workload
 
@@ -24,21 +24,20 @@ _LEAST_SPAN = np.log2(1.25)
 
 def figures(rows: Rows) -> Iterator[tuple[str, Figure]]:
     """Yield (file stem, figure) for each shape, regime and run in which systems compare."""
+    most = most_figures(rows, MAX_FIGURES)
     groups: dict[tuple[Workload, str, str], list[Row]] = {}
     for row in rows.with_status("ok"):
         if row.record.step_time_us is not None:
             work = Workload.of(row.record)._replace(tokens_per_rank=0, routing="")
             groups.setdefault((work, wording.regime(row.record), row.run), []).append(row)
-    drawn = {
-        key: found for key, members in groups.items() if (found := _pairs(members)) is not None
-    }
+    # Comparing takes a while; shapes that are not drawn are only asked whether they could be.
+    able = {key: members for key, members in groups.items() if _compares(members)}
+    drawn = {key: _pairs(members) for key, members in list(able.items())[:most]}
     several = len(rows.runs) > 1
     names = stems("speedup", [(w, [w.dtype, how] + [run] * several) for w, how, run in drawn])
-    more = len(drawn) - MAX_FIGURES
+    more = len(able) - most
     notes = [f"{units.count(more, 'more chart')} of this kind not drawn."] if more > 0 else []
-    for stem, ((work, how, run), found) in list(zip(names, drawn.items(), strict=True))[
-        :MAX_FIGURES
-    ]:
+    for stem, ((work, how, run), found) in zip(names, drawn.items(), strict=True):
         title = wording.shape(work, how) + f", run {run}" * several
         marks = notes_of([row.record for row in groups[work, how, run]], rows)
         yield stem, _figure(title, *found, [*marks, *notes])
@@ -53,8 +52,20 @@ def subject(rows: Sequence[Row]) -> str | None:
     )
 
 
-def _pairs(rows: Sequence[Row]) -> tuple[str, dict[str, list[Comparison]]] | None:
-    """Comparisons of every other system with the subject; null where there is none."""
+def _compares(rows: Sequence[Row]) -> bool:
+    """Whether any other system may be held against the subject on one workload."""
+    own = subject(rows)
+    mine = {(r.record.tokens_per_rank, r.record.routing): r for r in rows if r.record.name == own}
+    return any(
+        (base := mine.get((row.record.tokens_per_rank, row.record.routing))) is not None
+        and may_compare(base.record, row.record)
+        for row in rows
+        if row.record.name != own
+    )
+
+
+def _pairs(rows: Sequence[Row]) -> tuple[str, dict[str, list[Comparison]]]:
+    """Comparisons of every other system with the subject."""
     own = subject(rows)
     found: dict[str, list[Comparison]] = {}
     mine = {(r.record.tokens_per_rank, r.record.routing): r for r in rows if r.record.name == own}
@@ -65,7 +76,7 @@ def _pairs(rows: Sequence[Row]) -> tuple[str, dict[str, list[Comparison]]] | Non
         pair = compare(other, base)
         if pair is not None:
             found.setdefault(other.record.name, []).append(pair)
-    return (str(own), found) if found else None
+    return str(own), found
 
 
 def _figure(

@@ -14,6 +14,7 @@ from mokbench.report.charts.style import (
     fold,
     from_zero_or_log,
     imbalance_tick,
+    most_figures,
     notes_of,
     panels,
     spans_decades,
@@ -32,6 +33,7 @@ _LABEL_CHARS = 14
 
 def figures(rows: Rows) -> Iterator[tuple[str, Figure]]:
     """Yield (file stem, figure) for each shape, regime and run."""
+    most = most_figures(rows, MAX_FIGURES)
     groups: dict[tuple[Workload, str, str], list[Record]] = {}
     for row in rows.with_status("ok"):
         if row.record.step_time_us is not None:
@@ -40,10 +42,10 @@ def figures(rows: Rows) -> Iterator[tuple[str, Figure]]:
     names = stems(
         "step_time", [(work, [work.dtype, how] + [run] * several) for work, how, run in groups]
     )
-    more = len(groups) - MAX_FIGURES
+    more = len(groups) - most
     notes = [f"{units.count(more, 'more chart')} of this kind not drawn."] if more > 0 else []
     for stem, ((work, regime, run), records) in list(zip(names, groups.items(), strict=True))[
-        :MAX_FIGURES
+        :most
     ]:
         title = wording.shape(work, regime) + f", run {run}" * several
         yield stem, _figure(title, work, records, rows, notes)

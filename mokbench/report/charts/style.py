@@ -59,6 +59,8 @@ _THEMED = {
     "#dddddd": "var(--line)",
     "#ffffff": "var(--paper)",
 }
+# Half a second a figure: more of them and a report of 10 000 rows takes a minute.
+_LARGE, _FEW_FIGURES = 2000, 2
 _LINE_INCHES = 0.19
 _CHARACTERS_PER_INCH = 13.0
 _MOST_INCHES = 15.0
@@ -139,6 +141,11 @@ def fold(label: str, width: int) -> str:
     """Break a routing's label into lines: before each ``+``, then at hyphens, then anywhere."""
     parts = [label] if len(label) <= width else re.findall(r"[+]?[^+]+", label)
     return "\n".join(line for part in parts for line in textwrap.wrap(part, width))
+
+
+def most_figures(rows: Rows, usual: int) -> int:
+    """How many figures of one kind to draw: a report of thousands of rows is read in its tables."""
+    return usual if len(rows.rows) <= _LARGE else min(usual, _FEW_FIGURES)
 
 
 def notes_of(records: Sequence[Record], rows: Rows) -> list[str]:

@@ -11,7 +11,7 @@ from mokbench.errors import ResultsError
 from mokbench.record import Record
 from mokbench.report import units, wording
 from mokbench.report.charts.names import stems
-from mokbench.report.charts.style import fold, notes_of, panels, system_looks
+from mokbench.report.charts.style import fold, most_figures, notes_of, panels, system_looks
 from mokbench.report.rows import Rows, Workload
 from mokbench.results import RunFolder
 
@@ -25,6 +25,7 @@ def figures(rows: Rows, runs: Sequence[RunFolder]) -> Iterator[tuple[str, Figure
 
     A panel a system: the workload in which its ranks differ most.
     """
+    most = most_figures(rows, MAX_FIGURES)
     folders = dict(zip((name for name, _ in rows.runs), runs, strict=True))
     groups: dict[tuple[Workload, str, str], dict[str, Record]] = {}
     for row in rows.with_status("ok"):
@@ -38,9 +39,7 @@ def figures(rows: Rows, runs: Sequence[RunFolder]) -> Iterator[tuple[str, Figure
             own[record.name] = record
     several = len(rows.runs) > 1
     names = stems("timeline", [(w, [w.dtype, how] + [run] * several) for w, how, run in groups])
-    for stem, ((work, how, run), records) in list(zip(names, groups.items(), strict=True))[
-        :MAX_FIGURES
-    ]:
+    for stem, ((work, how, run), records) in list(zip(names, groups.items(), strict=True))[:most]:
         title = wording.shape(work, how) + f", run {run}" * several
         found = _samples(folders[run], list(records.values())[:MAX_PANELS])
         if found:
