@@ -1,6 +1,7 @@
 """Each series of a history over its launches: levels, change points, accepted levels, verdicts."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -68,10 +69,9 @@ def _panel(panel: Axes, trend: Trend) -> None:
     for verdict, (colour, marker) in _LOOK.items():
         at = [i for i, found in enumerate(trend.verdicts) if found == verdict]
         panel.plot(at, values[at], color=colour, marker=marker, markersize=6, linestyle="none")
-    for one in trend.accepted:
-        panel.plot(
-            one.at, values[one.at], color="#000000", marker="^", markersize=8, fillstyle="none"
-        )
+    at = [one.at for one in trend.accepted]
+    look: Any = {"color": "#000000", "marker": "^", "markersize": 8, "fillstyle": "none"}
+    panel.plot(at, values[at], linestyle="none", **look)
     span = max(float(values.max() - values.min()), 0.1 * float(values.mean()))
     middle = float(values.max() + values.min()) / 2
     panel.set_ylim(middle - 0.7 * span, middle + 0.8 * span)

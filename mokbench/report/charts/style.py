@@ -60,7 +60,7 @@ _THEMED = {
     "#ffffff": "var(--paper)",
 }
 # Half a second a figure: more of them and a report of 10 000 rows takes a minute.
-_LARGE, _FEW_FIGURES = 2000, 2
+_LARGE, _FEW_FIGURES = 2000, 1
 _LINE_INCHES = 0.19
 _CHARACTERS_PER_INCH = 13.0
 _MOST_INCHES = 15.0
