@@ -178,7 +178,9 @@ _PATH = click.Path(path_type=Path)
 @click.option("--baseline-python", type=_PATH, help="Python of the base's environment.")
 @click.option("--config", type=_PATH, help="Config for --confirm, if the run's has moved.")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(2, 20))
-@click.option("--commit", envvar=["GITHUB_SHA", "CI_COMMIT_SHA"], help="What was measured.")
+@click.option(
+    "--commit", envvar=["MOKBENCH_COMMIT", "GITHUB_SHA", "CI_COMMIT_SHA"], help="What was measured."
+)
 @_METRIC
 @_FLOOR
 @click.option("--strict", is_flag=True, help="Exit 4 where something is not settled.")

@@ -43,7 +43,9 @@ def verdicts(checked) -> dict[str, str]:
 
 
 def gate(*arguments: str | Path, **environment: str) -> Result:
-    clean = {name: environment.get(name) for name in ("GITHUB_SHA", "CI_COMMIT_SHA")}
+    clean = {
+        name: environment.get(name) for name in ("MOKBENCH_COMMIT", "GITHUB_SHA", "CI_COMMIT_SHA")
+    }
     return CliRunner().invoke(main, ["check", *map(str, arguments)], env=clean)
 
 
