@@ -17,12 +17,12 @@ from mokbench.regression import output
 from mokbench.regression.check import Checked, accept, check, record
 from mokbench.regression.confirm import Confirmation, config_of
 from mokbench.regression.judge import Judged, judge_sides
-from mokbench.regression.launch import METRICS, Launch, one_kind
+from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
 from mokbench.regression.verdict import Limits, Verdict
 from mokbench.report import units
 from mokbench.results import RunFolder, open_runs
 
-_WIDE = 200
+_ENDLESS = 10_000
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,11 @@ def _print_table(judged: Sequence[Judged], explain: bool) -> None:
     if drawn.row_count:
         console = Console()
         if not console.is_terminal and "COLUMNS" not in os.environ:
-            console.width = 10 * _WIDE
-        console.print(drawn)
+            # A pipe or a file gets whole ids and no padding behind them.
+            console.width = _ENDLESS
+        with console.capture() as caught:
+            console.print(drawn)
+        click.echo("\n".join(line.rstrip() for line in caught.get().splitlines()))
 
 
 def compare_command(
@@ -180,6 +183,7 @@ def _side(patterns: Sequence[str]) -> list[Launch]:
             click.echo(f"warning: {run.path}: {run.meta.status}, has not all its rows", err=True)
     launches = [Launch.of(run) for run in runs]
     one_kind(launches)
+    refuse_copies(launches)
     return launches
 
 

@@ -63,7 +63,7 @@ def test_the_same_history_without_it_exits_0_and_is_quiet(history: Path, tmp_pat
     launches(tmp_path, "same", 3, start=20, seed=2)
     done = gate(tmp_path / "same-*", "--history", history, "--strict")
     assert done.exit_code == 0, done.stdout + done.stderr
-    assert done.stdout == "3 SAME\n"
+    assert (done.stdout, done.stderr) == ("3 SAME\n", "")
 
 
 def test_too_little_data_is_insufficient_and_only_strict_minds(tmp_path: Path) -> None:
@@ -74,6 +74,18 @@ def test_too_little_data_is_insufficient_and_only_strict_minds(tmp_path: Path) -
         assert done.exit_code == code
         assert "3 INSUFFICIENT" in done.stdout
         assert "0 base and 3 candidate launches; needs 5 and 3 (new in the history)" in done.stdout
+
+
+def test_the_h200_run_is_one_launch_and_its_shared_rows_never_gate(tmp_path: Path) -> None:
+    run = RunFolder.open(Path(__file__).parents[1] / "results" / "h200" / "baselines")
+    checked = check([run], tmp_path / "history")
+    assert {one.call.verdict for one in checked.judged} == {Verdict.INSUFFICIENT}
+    shared = [one for one in checked.judged if not one.gates]
+    assert (len(checked.judged), len(shared)) == (34, 16)
+    assert all("ratios do not predict NVLink" in one.words for one in shared)
+    assert record(checked).recorded == 1
+    (folder,) = (tmp_path / "history").iterdir()
+    assert folder.name == "nvidia-h200-x1-4793c429db85"
 
 
 def test_one_candidate_launch_is_too_little(history: Path, tmp_path: Path) -> None:
@@ -300,6 +312,16 @@ def test_broken_and_unfinished_runs_are_refused(
 
 
 # What it writes for others.
+
+
+def test_copies_of_one_launch_are_not_three_launches(history: Path, tmp_path: Path) -> None:
+    (run,) = launches(tmp_path, "slow", 1, start=20, factors={"push": 1.2})
+    for name in ("copy-1", "copy-2"):
+        shutil.copytree(run.path, tmp_path / name)
+    done = gate(run.path, tmp_path / "copy-*", "--history", history)
+    assert done.exit_code == 2
+    assert "copies of one launch" in done.stderr
+    assert "SLOWER" not in done.stdout
 
 
 def test_junit_and_summaries_name_what_is_wrong(history: Path, tmp_path: Path) -> None:

@@ -202,6 +202,12 @@ def test_hostile_names_and_reasons_are_text(tmp_path: Path) -> None:
     assert found.fetched == []
 
 
+def test_a_dollar_is_no_formula(tmp_path: Path) -> None:
+    rows = [row("push", 10.0, model=r"a$\\frac$b$", routing="$", roofline_ratio=1.0, **CUDA)]
+    text = report.html_report([stored(tmp_path, rows)])
+    assert "a$\\\\frac$b$" in Page(text).text
+
+
 def test_a_run_without_any_measured_row_says_so(tmp_path: Path) -> None:
     rows = [fake_record(system="deepep", status="unsupported", reason="needs GPUs", fabric="cuda")]
     found = page(stored(tmp_path, rows))

@@ -10,7 +10,13 @@ from mokbench.machine import Machine
 from mokbench.regression.confirm import Confirmation, confirm
 from mokbench.regression.history import History, Series, folder_of, new_level
 from mokbench.regression.judge import Judged, judge_history
-from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_unfinished
+from mokbench.regression.launch import (
+    METRICS,
+    Launch,
+    one_kind,
+    refuse_copies,
+    refuse_unfinished,
+)
 from mokbench.regression.verdict import ORDER, UNSETTLED, Limits, Verdict
 from mokbench.results import RunFolder
 
@@ -67,6 +73,7 @@ def check(
     # A folder keeps the rows it has read, and three times 10 000 of them are half a GiB.
     launches = [Launch.of(RunFolder.open(run.path), commit) for run in runs]
     one_kind(launches)
+    refuse_copies(launches)
     history = History.read(folder_of(root, runs[0].meta.machine))
     judged = judge_history(history, launches, metrics, limits)
     if confirmation is not None:

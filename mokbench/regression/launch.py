@@ -150,6 +150,8 @@ def _short(value: float | None) -> float | None:
 def one_kind(launches: Iterable[Launch]) -> tuple[str, int]:
     """Machine key and method version that all launches share; ResultsError where they do not."""
     found = list(launches)
+    if not found:
+        raise ResultsError("no run given")
     for other in found[1:]:
         if other.machine != found[0].machine:
             raise ResultsError(
@@ -162,3 +164,14 @@ def one_kind(launches: Iterable[Launch]) -> tuple[str, int]:
                 f"{other.method_version}: their figures mean different things"
             )
     return found[0].machine, found[0].method_version
+
+
+def refuse_copies(launches: Iterable[Launch]) -> None:
+    """Raise ResultsError for two launches that are one: a copy says nothing of the next launch."""
+    seen: dict[str, str] = {}
+    for launch in launches:
+        if launch.launch in seen:
+            raise ResultsError(
+                f"{launch.run} and {seen[launch.launch]} are copies of one launch; give each once"
+            )
+        seen[launch.launch] = launch.run

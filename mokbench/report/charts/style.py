@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 
 from mokbench.durable import replace_file
 from mokbench.record import Record
@@ -202,6 +203,7 @@ def save(figure: Figure, folder: Path, stem: str, taken: Container[Path]) -> lis
     while folder / f"{_numbered(stem, number)}.png" in taken:
         number += 1
     files = []
+    _plain(figure)
     with mpl.rc_context(_LOOK):
         for kind in ("png", "svg"):
             buffer = io.BytesIO()
@@ -212,11 +214,19 @@ def save(figure: Figure, folder: Path, stem: str, taken: Container[Path]) -> lis
     return files
 
 
+def _plain(figure: Figure) -> None:
+    """Draw every text as it is: a $ in a name or a reason must not start a formula."""
+    for text in figure.findobj(Text):
+        if isinstance(text, Text):
+            text.set_parse_math(False)
+
+
 def inline(figure: Figure, prefix: str) -> str:
     """SVG of a figure for a page: colours of ink and paper follow the page's light or dark.
 
     ``prefix`` keeps its ids apart from those of other figures in the same page.
     """
+    _plain(figure)
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with mpl.rc_context(_LOOK):
