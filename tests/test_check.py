@@ -271,6 +271,12 @@ def test_a_history_copied_over_another_machines_is_refused(history: Path, tmp_pa
         check(runs, history)
 
 
+def test_the_folder_of_one_machine_is_no_history(history: Path, tmp_path: Path) -> None:
+    runs = launches(tmp_path, "slow", 3, start=20, factors=SLOW, seed=2)
+    with pytest.raises(ResultsError, match="give the folder that it is in"):
+        check(runs, folder_of(history, h200()))
+
+
 def test_a_full_disk_leaves_the_history_as_it_was(history: Path, tmp_path: Path) -> None:
     path = folder_of(history, h200()) / "launches.jsonl"
     before = path.read_bytes()

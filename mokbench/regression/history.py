@@ -190,7 +190,13 @@ def _first(level: Level, position: dict[str, int]) -> int:
 
 
 def folder_of(root: Path, machine: Machine) -> Path:
-    """Folder of a machine in a history: its model, so that people find it, and its key."""
+    """Folder of a machine in a history: its model, so that people find it, and its key.
+
+    Raises ResultsError where ``root`` is itself a machine's folder: an empty one inside it would
+    make every series INSUFFICIENT, which passes.
+    """
+    if (root / _LAUNCHES).exists():
+        raise ResultsError(f"{root}: is one machine's folder; give the folder that it is in")
     what = f"{machine.gpu} x{machine.gpus}" if machine.gpus else machine.cpu or "machine"
     slug = re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-")[:40].strip("-")
     return root / f"{slug or 'machine'}-{machine.key}"
