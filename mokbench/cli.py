@@ -1,4 +1,4 @@
-"""The commands: run, report, doctor, systems, schema. Data goes to stdout, talk to stderr."""
+"""The commands: run, report, compare, check, doctor, systems, schema; data goes to stdout."""
 
 import contextlib
 import io
@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -29,6 +30,7 @@ def main() -> None:
     \b
     mokbench run configs/quickstart.yaml      measure, needs no GPU
     mokbench report results/runs/...          table and charts of a run
+    mokbench check ... --history DIR          did anything become slower?
     """
     # A warning is meant for the user, who has no use for the line of ours that raised it.
     for stream in (sys.stdout, sys.stderr):
@@ -74,30 +76,129 @@ def run(
 
 
 @main.command()
-@click.argument("runs", nargs=-1, required=True)
+@click.argument("runs", nargs=-1)
+@click.option("--history", type=click.Path(path_type=Path), help="Show a history, not runs.")
 @click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "markdown", "json", "html"]),
+    default="table",
+    show_default=True,
+)
+@click.option("--charts", type=click.Path(path_type=Path), help="Folder for PNG and SVG charts.")
+@click.option("--no-charts", is_flag=True, help="With the table: draw no charts.")
+def report(
+    runs: tuple[str, ...],
+    history: Path | None,
+    format_: str,
+    charts: Path | None,
+    no_charts: bool,
+) -> None:
+    """Show runs: who is faster by how much, signaling, bytes, imbalance, what failed and why.
+
+    RUNS are run folders or globs. The table also draws charts, into the run's own folder unless
+    --charts names another. html is one file with everything in it.
+
+    \b
+    mokbench report results/runs/quickstart-20260101-120000
+    mokbench report results/runs/* --format html > report.html
+    mokbench report --history results/history --format html > history.html
+    """
+    with _exit_on_error():
+        from mokbench.report_command import history_command, report_command
+
+        if history is not None and not runs:
+            history_command(history, format_, charts)
+        elif runs and history is None:
+            report_command(runs, format_, charts, no_charts)
+        else:
+            raise ConfigError(["name run folders, or a history with --history, not both"])
+
+
+def _share(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
+    """Read 2% or 0.02 as 0.02."""
+    from mokbench.quantity import percent
+
+    if value is None:
+        return None
+    try:
+        found = float(percent(value))
+    except ValueError:
+        found = 0.0
+    if not 0 < found < 1:
+        raise click.BadParameter(f"{value}: a share such as 2% or 0.02, above 0 and below 1")
+    return found
+
+
+_METRIC = click.option("--metric", "metrics", multiple=True, help="Only this one; repeatable.")
+_FLOOR = click.option(
+    "--floor", default="2%", show_default=True, callback=_share, help="Smallest change that counts."
+)
+_EXPLAIN = click.option("--explain", is_flag=True, help="Every series, and why it got its verdict.")
+_FORMAT = click.option(
     "--format",
     "format_",
     type=click.Choice(["table", "markdown", "json"]),
     default="table",
     show_default=True,
 )
-@click.option("--charts", type=click.Path(path_type=Path), help="Folder for PNG and SVG charts.")
-@click.option("--no-charts", is_flag=True, help="With the table: draw no charts.")
-def report(runs: tuple[str, ...], format_: str, charts: Path | None, no_charts: bool) -> None:
-    """Show runs: who is faster by how much, signaling, bytes, imbalance, what failed and why.
 
-    RUNS are run folders or globs. The table also draws charts, into the run's own folder unless
-    --charts names another.
+
+@main.command()
+@click.argument("a")
+@click.argument("b")
+@_METRIC
+@_FLOOR
+@click.option("--launch-noise", callback=_share, help="How launches differ, if known, as 1%.")
+@click.option("--force", is_flag=True, help="Compare machines or method versions that differ.")
+@_EXPLAIN
+@_FORMAT
+def compare(a: str, b: str, force: bool, format_: str, **options: Any) -> None:
+    """Compare run B with run A, cell by cell; a side may be a glob of several launches.
 
     \b
-    mokbench report results/runs/quickstart-20260101-120000
-    mokbench report results/runs/* --format json
+    mokbench compare results/runs/before results/runs/after
+    mokbench compare 'runs/before-*' 'runs/after-*' --explain
     """
     with _exit_on_error():
-        from mokbench.command import report_command
+        from mokbench.gate_command import compare_command
 
-        report_command(runs, format_, charts, no_charts)
+        compare_command([a], [b], force=force, format_=format_, **options)
+
+
+_PATH = click.Path(path_type=Path)
+
+
+@main.command()
+@click.argument("runs", nargs=-1, required=True)
+@click.option("--history", type=_PATH, required=True, help="Folder of history files.")
+@click.option("--record", is_flag=True, help="Append the runs to the history.")
+@click.option("--accept", metavar="REASON", help="Record the runs; their level is the new normal.")
+@click.option("--confirm", is_flag=True, help="Measure suspects again, in turn with the base.")
+@click.option("--baseline-python", type=_PATH, help="Python of the base's environment.")
+@click.option("--config", type=_PATH, help="Config for --confirm, if the run's has moved.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(2, 20))
+@click.option(
+    "--commit", envvar=["MOKBENCH_COMMIT", "GITHUB_SHA", "CI_COMMIT_SHA"], help="What was measured."
+)
+@_METRIC
+@_FLOOR
+@click.option("--strict", is_flag=True, help="Exit 4 where something is not settled.")
+@click.option("--junit", type=_PATH, help="Write JUnit XML.")
+@click.option("--summary", type=_PATH, help="Append markdown for a GitHub step summary.")
+@click.option("--comment", type=_PATH, help="Write a comment's body, below GitHub's limit.")
+@_EXPLAIN
+@_FORMAT
+def check(format_: str, **options: Any) -> None:
+    """Gate: judge RUNS, at least 3 launches, against a history; exit 1 for a regression.
+
+    \b
+    mokbench check 'runs/nightly-*' --history results/history --record
+    """
+    with _exit_on_error():
+        from mokbench.gate_command import CheckRequest, check_command
+
+        sys.exit(check_command(CheckRequest(format=format_, **options)))
 
 
 @main.command()

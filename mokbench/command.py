@@ -1,4 +1,4 @@
-"""What the run and report commands do, step by step."""
+"""What the run command does, step by step."""
 
 import contextlib
 import os
@@ -24,7 +24,8 @@ from mokbench.joined import JoinedStarter, Launcher, run_joined
 from mokbench.launch import WorkerPool
 from mokbench.progress import make_progress
 from mokbench.record import Record
-from mokbench.results import RunFolder, open_runs
+from mokbench.report_command import draw
+from mokbench.results import RunFolder
 from mokbench.run_meta import RunMeta
 from mokbench.selection import select
 from mokbench.spawn import LocalStarter
@@ -151,38 +152,8 @@ def _conclude(request: Request, folder: RunFolder, code: int) -> None:
     elif stored.records() and not request.quiet:
         Console().print(report.table([stored]))
     if stored.records() and request.charts and code != INTERRUPTED:
-        _draw([stored], folder.path / "charts")
+        draw([stored], folder.path / "charts")
     click.echo(str(folder.path))
-
-
-def report_command(
-    runs: tuple[str, ...], format_: str, charts: Path | None, no_charts: bool
-) -> None:
-    """Print a report of stored runs."""
-    import json
-
-    folders = open_runs(runs)
-    if format_ == "json":
-        click.echo(json.dumps(report.json_report(folders), indent=1))
-    elif format_ == "markdown":
-        click.echo(report.markdown(folders))
-    else:
-        Console().print(report.table(folders))
-        charts = charts or (None if no_charts else folders[0].path / "charts")
-    if charts is not None:
-        _draw(folders, charts)
-
-
-def _draw(folders: list[RunFolder], where: Path) -> None:
-    from mokbench.report import charts
-
-    try:
-        paths = charts.write(folders, where)
-    except (OSError, ResultsError) as error:
-        _say(f"no charts: {error}; name a folder that can be written with --charts")
-        return
-    if paths:
-        _say(f"charts: {where} ({len(paths)} files)")
 
 
 def _load_suite(request: Request) -> Suite:

@@ -43,7 +43,12 @@ def test_every_chart_is_written_as_png_and_svg(tmp_path: Path) -> None:
     paths = charts.write([run], tmp_path / "charts")
     assert [path.name for path in paths] == [
         f"{stem}.{kind}"
-        for stem in ("step_time-tiny-r4-bf16-isolated", "signaling-host-shm", "imbalance-tiny-r4")
+        for stem in (
+            "step_time-tiny-r4-bf16-isolated",
+            "speedup-tiny-r4-bf16-isolated",
+            "signaling-host-shm",
+            "imbalance-tiny-r4",
+        )
         for kind in ("png", "svg")
     ]
     assert sorted(path.name for path in (tmp_path / "charts").iterdir()) == sorted(
@@ -56,7 +61,7 @@ def test_every_chart_is_written_as_png_and_svg(tmp_path: Path) -> None:
             assert 300 < height < 3000
         else:
             text = "".join(ElementTree.parse(path).getroot().itertext())
-            assert any(unit in text for unit in ("(us)", "routed rows"))
+            assert any(unit in text for unit in ("(us)", "routed rows", "tokens per rank"))
 
 
 def test_charts_are_the_same_bytes_each_time(tmp_path: Path) -> None:
@@ -230,6 +235,8 @@ def test_charts_of_several_runs_are_named_by_run(tmp_path: Path) -> None:
     assert names == [
         "step_time-tiny-r4-bf16-isolated-one-run",
         "step_time-tiny-r4-bf16-isolated-two-run",
+        "speedup-tiny-r4-bf16-isolated-one-run",
+        "speedup-tiny-r4-bf16-isolated-two-run",
         "signaling-host-shm-one-run",
         "signaling-host-shm-two-run",
         "imbalance-tiny-r4",
@@ -331,4 +338,4 @@ def test_the_backend_of_the_user_does_not_matter(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.stdout.strip() == "4", done.stderr
+    assert done.stdout.strip() == "6", done.stderr

@@ -220,9 +220,9 @@ struct GemmConsumer {
       multiply_block<kRows>(sums);
       end_block();
       const bool goes_on = run_size(work) == kUnits && !is_part(work) && !is_short();
+      if (goes_on) begin_block();
       ptx::wgmma_wait_group<1>();
       round_first<kRows>(sums);
-      if (goes_on) begin_block();
       ptx::wgmma_wait_group<0>();
       if (!goes_on) break;
       narrow = work.narrow != 0;

@@ -47,14 +47,15 @@ def markdown(rows: Rows, charts: Sequence[Path] = ()) -> str:
         if section.lines:
             parts.append("\n".join(f"- {_escape(line)}" for line in section.lines))
         for table in section.tables:
-            parts += _markdown_table(table)
+            parts += table_markdown(table)
     if charts:
         parts.append("## Charts")
         parts += [f"![{path.stem}]({quote(path.as_posix())})" for path in charts]
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_table(table: Table) -> list[str]:
+def table_markdown(table: Table) -> list[str]:
+    """Blocks of GitHub markdown: heading, what it is about, the table, its sentences."""
     lines = [
         "| " + " | ".join(_escape(column.title) for column in table.columns) + " |",
         "|" + "|".join("---:" if column.right else "---" for column in table.columns) + "|",

@@ -3,6 +3,7 @@
 import os
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
@@ -21,6 +22,25 @@ _LEAST_NAME = 10
 _MAX_SENTENCES = 24
 # Width of a file or a pipe: nothing is folded, so that ids can be searched and copied.
 _ENDLESS = 10_000
+
+
+class TerminalTables:
+    """Rich renderable of tables alone, each as wide as the console allows."""
+
+    def __init__(self, tables: Sequence[Table], max_lines: int) -> None:
+        self._tables = tables
+        self._max_lines = max_lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = _ENDLESS
+            options = options.update(width=_ENDLESS)
+        for table in self._tables:
+            shown = replace(table, cells=table.cells[: self._max_lines])
+            for part in _table(shown, options.max_width, {}):
+                yield from _without_trailing_blanks(console.render(part, options))
+            if (more := len(table.cells) - len(shown.cells)) > 0:
+                yield Text(f"{more} more series; --format markdown or html has them.")
 
 
 class TerminalReport:

@@ -10,15 +10,17 @@ from matplotlib.ticker import MaxNLocator
 from mokbench.record import Record
 from mokbench.report import units, wording
 from mokbench.report.charts.names import stems
-from mokbench.report.charts.style import SHADES, fold, panels
+from mokbench.report.charts.style import SHADES, fold, most_figures, notes_of, panels
 from mokbench.report.rows import Rows, Workload
 
 MAX_FIGURES = 8
 MAX_PANELS = 9
+_MOST_BARS = 40
 
 
 def figures(rows: Rows) -> Iterator[tuple[str, Figure]]:
     """Yield (file stem, figure) for each shape, from the rows with its largest token count."""
+    most = most_figures(rows, MAX_FIGURES)
     groups: dict[Workload, dict[tuple[int, str], Record]] = {}
     for row in rows.rows:
         record = row.record
@@ -30,19 +32,22 @@ def figures(rows: Rows) -> Iterator[tuple[str, Figure]]:
                 (record.tokens_per_rank, record.routing), record
             )
     names = stems("imbalance", [(work, []) for work in groups])
-    more = len(groups) - MAX_FIGURES
+    more = len(groups) - most
     notes = [f"{units.count(more, 'more chart')} of this kind not drawn."] if more > 0 else []
-    for stem, (work, found) in list(zip(names, groups.items(), strict=True))[:MAX_FIGURES]:
-        yield stem, _figure(work, found, notes)
+    for stem, (work, found) in list(zip(names, groups.items(), strict=True))[:most]:
+        yield stem, _figure(work, found, rows, notes)
 
 
-def _figure(work: Workload, found: dict[tuple[int, str], Record], notes: list[str]) -> Figure:
+def _figure(
+    work: Workload, found: dict[tuple[int, str], Record], rows: Rows, notes: list[str]
+) -> Figure:
     tokens = max(count for count, _ in found)
     records = [record for (count, _), record in found.items() if count == tokens]
     others = sorted({count for count, _ in found} - {tokens})
     notes = [
         "Routed row: one (token, k). Line: mean. Shades: experts of one rank, then of the next.",
         "The routing alone, whatever the fabric and the system.",
+        *notes_of(records, rows),
         *notes,
     ]
     if others:
@@ -71,8 +76,14 @@ def _panel(panel: Axes, record: Record) -> None:
     counts = np.array(record.expert_counts)
     experts = np.arange(len(counts))
     rank = experts * record.ranks // max(len(counts), 1)
-    colours = [SHADES[owner % 2] for owner in rank]
-    panel.bar(experts, counts, width=1.0 if len(counts) > 40 else 0.85, color=colours)
+    if len(counts) > _MOST_BARS:
+        # One outline a shade: hundreds of bars a panel would make a page of megabytes.
+        edges = np.repeat(np.arange(len(counts) + 1) - 0.5, 2)[1:-1]
+        for shade, colour in enumerate(SHADES):
+            heights = np.repeat(np.where(rank % 2 == shade, counts, 0), 2)
+            panel.fill_between(edges, heights, color=colour, linewidth=0)
+    else:
+        panel.bar(experts, counts, width=0.85, color=[SHADES[owner % 2] for owner in rank])
     mean = float(counts.mean())
     panel.axhline(mean, color="#D55E00", linewidth=1)
     worst = units.quotient(counts.max() / mean) if mean else units.NOTHING

@@ -1,7 +1,6 @@
 """Step time by system and imbalance: one figure per shape and regime, one panel per token count."""
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,16 +10,19 @@ from mokbench.record import Record
 from mokbench.report import units, wording
 from mokbench.report.charts.names import stems
 from mokbench.report.charts.style import (
+    by_imbalance,
     fold,
     from_zero_or_log,
+    imbalance_tick,
+    most_figures,
+    notes_of,
     panels,
     spans_decades,
+    spread,
     system_looks,
 )
 from mokbench.report.comparison import HOST_SYSTEMS
 from mokbench.report.rows import Row, Rows, Workload
-
-_Item = TypeVar("_Item")
 
 MAX_FIGURES = 12
 MAX_PANELS = 6
@@ -31,6 +33,7 @@ _LABEL_CHARS = 14
 
 def figures(rows: Rows) -> Iterator[tuple[str, Figure]]:
     """Yield (file stem, figure) for each shape, regime and run."""
+    most = most_figures(rows, MAX_FIGURES)
     groups: dict[tuple[Workload, str, str], list[Record]] = {}
     for row in rows.with_status("ok"):
         if row.record.step_time_us is not None:
@@ -39,10 +42,10 @@ def figures(rows: Rows) -> Iterator[tuple[str, Figure]]:
     names = stems(
         "step_time", [(work, [work.dtype, how] + [run] * several) for work, how, run in groups]
     )
-    more = len(groups) - MAX_FIGURES
+    more = len(groups) - most
     notes = [f"{units.count(more, 'more chart')} of this kind not drawn."] if more > 0 else []
     for stem, ((work, regime, run), records) in list(zip(names, groups.items(), strict=True))[
-        :MAX_FIGURES
+        :most
     ]:
         title = wording.shape(work, regime) + f", run {run}" * several
         yield stem, _figure(title, work, records, rows, notes)
@@ -57,7 +60,7 @@ def _figure(
     title: str, work: Workload, records: list[Record], rows: Rows, notes: list[str]
 ) -> Figure:
     systems, left_out = _choose_systems(work, records)
-    routings = _by_imbalance(records)
+    routings = by_imbalance(records)
     tokens = sorted({record.tokens_per_rank for record in records})
     for what, found, most in (
         ("routings", routings, MAX_ROUTINGS),
@@ -65,10 +68,8 @@ def _figure(
     ):
         if len(found) > most:
             left_out.append(f"Left out: {len(found) - most} of {len(found)} {what}.")
-    routings, tokens = _spread(routings, MAX_ROUTINGS), _spread(tokens, MAX_PANELS)
-    marks = wording.marks(records, rows.machine)
-    marks = [f"{text[0].upper()}{text[1:]}." for text in marks]
-    host = [wording.HOST] if work.fabric == "host" else []
+    routings, tokens = spread(routings, MAX_ROUTINGS), spread(tokens, MAX_PANELS)
+    marks = notes_of(records, rows)
     shown = {
         count: [r for r in records if (r.tokens_per_rank, r.name in systems) == (count, True)]
         for count in tokens
@@ -84,7 +85,7 @@ def _figure(
     figure, axes = panels(
         len(tokens),
         title=f"Step time by system and imbalance: {title}",
-        notes=[caption, *host, *marks, *left_out, *notes],
+        notes=[caption, *marks, *left_out, *notes],
         legend=looks,
         size=(max(3.2, 0.8 + (0.2 + 0.065 * max(longest, 11)) * len(routings)), 3.1),
     )
@@ -132,7 +133,7 @@ def _panel(
             capsize=2.5,
             label=system,
         )
-    ticks = [_tick(records, routing) for routing in routings]
+    ticks = [imbalance_tick(records, routing, _LABEL_CHARS) for routing in routings]
     panel.set_xticks(range(len(routings)), ticks, fontsize=8)
     panel.set_xlim(-0.6, len(routings) - 0.4)
     panel.grid(visible=False, axis="x")
@@ -154,31 +155,5 @@ def _choose_systems(work: Workload, records: Sequence[Record]) -> tuple[list[str
     return names[:MAX_SYSTEMS], notes
 
 
-def _by_imbalance(records: Sequence[Record]) -> list[str]:
-    """Routings from even to uneven."""
-    worst: dict[str, float] = {}
-    for record in records:
-        found = record.imbalance.expert_max_over_mean if record.imbalance else None
-        worst[record.routing] = max(worst.get(record.routing, 0.0), found or 0.0)
-    return sorted(worst, key=lambda name: (name != "balanced", worst[name]))
-
-
-def _spread(items: list[_Item], most: int) -> list[_Item]:
-    """At most ``most`` items, first and last kept, the others evenly spread."""
-    if len(items) <= most:
-        return items
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
-
-
 def _find(records: Sequence[Record], system: str, routing: str) -> Record | None:
     return next((r for r in records if r.name == system and r.routing == routing), None)
-
-
-def _tick(records: Sequence[Record], routing: str) -> str:
-    """Routing with how uneven it is for experts and for ranks."""
-    found = next((r.imbalance for r in records if r.routing == routing and r.imbalance), None)
-    label = fold(routing, _LABEL_CHARS)
-    if found is None:
-        return label
-    expert = units.quotient(found.expert_max_over_mean)
-    return f"{label}\nexpert {expert}\nrank {units.quotient(found.rank_max_over_mean)}"

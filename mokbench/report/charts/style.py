@@ -6,15 +6,21 @@ import re
 import textwrap
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 
 from mokbench.durable import replace_file
+from mokbench.record import Record
+from mokbench.report import units, wording
+from mokbench.report.rows import Rows
+
+_Item = TypeVar("_Item")
 
 # Okabe and Ito's palette, without its yellow, which white paper swallows.
 _COLOURS = {
@@ -47,6 +53,15 @@ _LOOK: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "mokbench",
 }
+# What a page draws in its own ink, paper and lines. White on dark cells of a heat map is #fffffe.
+_THEMED = {
+    "#000000": "currentColor",
+    "#444444": "var(--soft)",
+    "#dddddd": "var(--line)",
+    "#ffffff": "var(--paper)",
+}
+# Half a second a figure: more of them and a report of 10 000 rows takes a minute.
+_LARGE, _FEW_FIGURES = 2000, 1
 _LINE_INCHES = 0.19
 _CHARACTERS_PER_INCH = 13.0
 _MOST_INCHES = 15.0
@@ -129,6 +144,43 @@ def fold(label: str, width: int) -> str:
     return "\n".join(line for part in parts for line in textwrap.wrap(part, width))
 
 
+def most_figures(rows: Rows, usual: int) -> int:
+    """How many figures of one kind to draw: a report of thousands of rows is read in its tables."""
+    return usual if len(rows.rows) <= _LARGE else min(usual, _FEW_FIGURES)
+
+
+def notes_of(records: Sequence[Record], rows: Rows) -> list[str]:
+    """Every mark that a chart of these rows must carry: twin, oversubscribed, shared GPU."""
+    marks = [f"{text[0].upper()}{text[1:]}." for text in wording.marks(records, rows.machine)]
+    return [wording.HOST] * any(record.fabric == "host" for record in records) + marks
+
+
+def by_imbalance(records: Sequence[Record]) -> list[str]:
+    """Routings from even to uneven."""
+    worst: dict[str, float] = {}
+    for record in records:
+        found = record.imbalance.expert_max_over_mean if record.imbalance else None
+        worst[record.routing] = max(worst.get(record.routing, 0.0), found or 0.0)
+    return sorted(worst, key=lambda name: (name != "balanced", worst[name]))
+
+
+def spread(items: list[_Item], most: int) -> list[_Item]:
+    """At most ``most`` items, first and last kept, the others evenly spread."""
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def imbalance_tick(records: Sequence[Record], routing: str, width: int) -> str:
+    """Routing with how uneven it is for experts and for ranks."""
+    found = next((r.imbalance for r in records if r.routing == routing and r.imbalance), None)
+    label = fold(routing, width)
+    if found is None:
+        return label
+    expert = units.quotient(found.expert_max_over_mean)
+    return f"{label}\nexpert {expert}\nrank {units.quotient(found.rank_max_over_mean)}"
+
+
 def spans_decades(values: Sequence[float]) -> bool:
     """Whether values differ so much that an axis from zero would hide the small ones."""
     above = [value for value in values if value > 0]
@@ -151,6 +203,7 @@ def save(figure: Figure, folder: Path, stem: str, taken: Container[Path]) -> lis
     while folder / f"{_numbered(stem, number)}.png" in taken:
         number += 1
     files = []
+    _plain(figure)
     with mpl.rc_context(_LOOK):
         for kind in ("png", "svg"):
             buffer = io.BytesIO()
@@ -159,6 +212,38 @@ def save(figure: Figure, folder: Path, stem: str, taken: Container[Path]) -> lis
             files.append(folder / f"{_numbered(stem, number)}.{kind}")
             replace_file(files[-1], buffer.getvalue())
     return files
+
+
+def _plain(figure: Figure) -> None:
+    """Draw every text as it is: a $ in a name or a reason must not start a formula."""
+    for text in figure.findobj(Text):
+        if isinstance(text, Text):
+            text.set_parse_math(False)
+
+
+def inline(figure: Figure, prefix: str) -> str:
+    """SVG of a figure for a page: colours of ink and paper follow the page's light or dark.
+
+    ``prefix`` keeps its ids apart from those of other figures in the same page.
+    """
+    _plain(figure)
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with mpl.rc_context(_LOOK):
+        figure.savefig(buffer, format="svg", metadata=nothing)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :].replace("\n", " ")
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text)
+    width = re.search(r'<svg [^>]*?width="([0-9.]+)pt"', text)
+    text = re.sub(r'(<svg [^>]*?)height="[^"]*"([^>]*?)width="[^"]*"', r"\1\2", text, count=1)
+    text = re.sub(r'(<svg [^>]*?)width="[^"]*"([^>]*?)height="[^"]*"', r"\1\2", text, count=1)
+    size = f' style="width:{float(width[1]):.0f}pt"' if width else ""
+    text = text.replace("<svg ", f"<svg{size} ", 1)
+    text = re.sub(r'\bid="', f'id="{prefix}', text)
+    text = re.sub(r'(href="#|url\(#)', rf"\1{prefix}", text)
+    for plain, themed in _THEMED.items():
+        text = text.replace(plain, themed)
+    return re.sub(r" {2,}", " ", text)
 
 
 def _numbered(stem: str, number: int) -> str:

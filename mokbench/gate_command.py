@@ -1,0 +1,216 @@
+"""What the compare and check commands do, step by step."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from mokbench.command import RUNS_FOLDER
+from mokbench.durable import as_results_error, replace_file
+from mokbench.errors import ConfigError, ResultsError
+from mokbench.regression import output
+from mokbench.regression.check import Checked, accept, check, record
+from mokbench.regression.confirm import Confirmation, config_of
+from mokbench.regression.judge import Judged, judge_sides
+from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
+from mokbench.regression.verdict import Limits, Verdict
+from mokbench.report import units
+from mokbench.results import RunFolder, open_runs
+
+_ENDLESS = 10_000
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """The check command's arguments."""
+
+    runs: tuple[str, ...]
+    history: Path
+    metrics: tuple[str, ...]
+    floor: float
+    confirm: bool
+    baseline_python: Path | None
+    config: Path | None
+    rounds: int
+    commit: str | None
+    record: bool
+    accept: str | None
+    strict: bool
+    explain: bool
+    format: str
+    junit: Path | None
+    summary: Path | None
+    comment: Path | None
+
+
+def check_command(request: CheckRequest) -> int:
+    """Judge, confirm, record, say it in every form asked for; returns the exit code."""
+    metrics = known_metrics(request.metrics) or METRICS[:1]
+    runs = open_runs(request.runs)
+    checked = check(
+        runs,
+        request.history,
+        metrics=metrics,
+        limits=Limits(floor=request.floor),
+        commit=request.commit,
+        confirmation=_confirmation(request, runs),
+    )
+    if request.accept is not None:
+        checked = accept(checked, request.accept)
+    elif request.record:
+        checked = record(checked)
+    _write_files(request, checked)
+    _show(request, checked)
+    return checked.exit_code(request.strict)
+
+
+def _confirmation(request: CheckRequest, runs: Sequence[RunFolder]) -> Confirmation | None:
+    if not request.confirm:
+        if request.baseline_python is not None:
+            raise ConfigError(["--baseline-python goes with --confirm"])
+        return None
+    if request.baseline_python is None:
+        raise ConfigError(
+            ["--confirm needs --baseline-python: the python of the environment that has the base"]
+        )
+    stamp = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    return Confirmation(
+        baseline_python=request.baseline_python,
+        config=request.config or config_of(runs[0]),
+        out=RUNS_FOLDER / f"confirm-{stamp}",
+        rounds=request.rounds,
+        say=lambda text: click.echo(text, err=True),
+    )
+
+
+def _write_files(request: CheckRequest, checked: Checked) -> None:
+    """JUnit, step summary and comment body."""
+    first = output.headline(checked)
+    title = f"mokbench check: {_word(checked)}"
+    if request.junit is not None:
+        _write(request.junit, output.junit(checked))
+    if request.summary is not None:
+        # GitHub's file collects what several commands of a step append.
+        there = request.summary.read_bytes() if request.summary.is_file() else b""
+        room = output.SUMMARY_BYTES - len(there)
+        text = output.markdown(title, first, checked.judged, room, "bytes")
+        _write(request.summary, there + text.encode()[: max(room, 0)])
+    if request.comment is not None:
+        text = output.markdown(title, first, checked.judged, output.COMMENT_CHARS, "chars")
+        _write(request.comment, text.encode())
+
+
+def _word(checked: Checked) -> str:
+    found = [one for one in checked.judged if one.gates]
+    return found[0].call.verdict.value if found else "nothing may gate"
+
+
+def _write(path: Path, content: bytes) -> None:
+    with as_results_error(path, "writing", "name a file that can be written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content)
+
+
+def _show(request: CheckRequest, checked: Checked) -> None:
+    first = output.headline(checked)
+    if request.format == "json":
+        click.echo(json.dumps(output.check_json(checked, request.strict), indent=1))
+    elif request.format == "markdown":
+        click.echo(output.markdown("mokbench check", first, checked.judged, 1 << 30, "chars"))
+    else:
+        _print_table(checked.judged, request.explain)
+        click.echo(first)
+
+
+def _print_table(judged: Sequence[Judged], explain: bool) -> None:
+    drawn = output.table(judged, explain)
+    if drawn.row_count:
+        console = Console()
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            # A pipe or a file gets whole ids and no padding behind them.
+            console.width = _ENDLESS
+        with console.capture() as caught:
+            console.print(drawn)
+        click.echo("\n".join(line.rstrip() for line in caught.get().splitlines()))
+
+
+def compare_command(
+    a: Sequence[str],
+    b: Sequence[str],
+    *,
+    metrics: tuple[str, ...],
+    floor: float,
+    launch_noise: float | None,
+    force: bool,
+    explain: bool,
+    format_: str,
+) -> None:
+    """Compare the launches of side B with those of side A, cell by cell."""
+    chosen = known_metrics(metrics) or METRICS
+    base, found = _side(a), _side(b)
+    try:
+        one_kind([*base, *found])
+    except ResultsError as error:
+        if not force:
+            raise ResultsError(f"{error}; --force compares all the same") from error
+        click.echo(f"warning: {error}", err=True)
+    least = 1 if launch_noise is not None else 2
+    limits = Limits(floor=floor, least_base=least, least_candidate=least)
+    judged = judge_sides(base, found, chosen, limits, launch_noise)
+    ids = [{name for launch in side for name in launch.ids} for side in (base, found)]
+    alone = {"only_in_a": sorted(ids[0] - ids[1]), "only_in_b": sorted(ids[1] - ids[0])}
+    if format_ == "json":
+        click.echo(json.dumps({"series": output.as_json(judged), **alone}, indent=1))
+        return
+    launches = f"{len(found)} against {len(base)}"
+    summary = _compared(judged, launches, alone, launch_noise is None)
+    if format_ == "markdown":
+        click.echo(output.markdown("mokbench compare", summary, judged, 1 << 30, "chars"))
+        return
+    _print_table(judged, explain)
+    click.echo(summary)
+
+
+def _side(patterns: Sequence[str]) -> list[Launch]:
+    runs = open_runs(patterns)
+    for run in runs:
+        if run.meta.status in ("running", "interrupted"):
+            click.echo(f"warning: {run.path}: {run.meta.status}, has not all its rows", err=True)
+    launches = [Launch.of(run) for run in runs]
+    one_kind(launches)
+    refuse_copies(launches)
+    return launches
+
+
+def _compared(
+    judged: Sequence[Judged], launches: str, alone: dict[str, list[str]], noise_unknown: bool
+) -> str:
+    tally = output.tally(judged) or "no cell is in both"
+    parts = [f"{tally} (launches: {launches}; ratios are B over A)"]
+    parts += [
+        f"{units.count(len(ids), 'cell')} {where.replace('_', ' ')[:-1]}{where[-1].upper()}, for "
+        f"example {ids[0]}"
+        for where, ids in alone.items()
+        if ids
+    ]
+    if noise_unknown and any(one.call.verdict is Verdict.INSUFFICIENT for one in judged):
+        parts.append(
+            "one launch does not tell how launches differ: give several runs a side (a glob in "
+            "quotes), or say what you know of it: --launch-noise 1%"
+        )
+    return "; ".join(parts)
+
+
+def known_metrics(names: Sequence[str]) -> tuple[str, ...]:
+    """Check metric names. Raises ConfigError with the allowed ones."""
+    unknown = [name for name in names if name not in METRICS]
+    if unknown:
+        raise ConfigError(
+            [f"--metric {name}: unknown; allowed: {', '.join(METRICS)}" for name in unknown]
+        )
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,1 @@
+"""Regression gate: run-level series, their statistics, history files, verdicts, confirmation."""

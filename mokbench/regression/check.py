@@ -1,0 +1,124 @@
+"""The CI gate: candidates judged against a history, confirmed, recorded; and its exit code."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mokbench.errors import ConfigError
+from mokbench.machine import Machine
+from mokbench.regression.confirm import Confirmation, confirm
+from mokbench.regression.history import History, Series, folder_of, new_level
+from mokbench.regression.judge import Judged, judge_history
+from mokbench.regression.launch import (
+    METRICS,
+    Launch,
+    one_kind,
+    refuse_copies,
+    refuse_unfinished,
+)
+from mokbench.regression.verdict import ORDER, UNSETTLED, Limits, Verdict
+from mokbench.results import RunFolder
+
+REGRESSION, FAILED, UNDECIDED, DONE = 1, 3, 4, 0
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check found. ``judged`` is worst first; ``commits`` is "last base..candidate"."""
+
+    judged: list[Judged]
+    history: History
+    machine: Machine
+    launches: list[Launch]
+    limits: Limits
+    commits: str | None = None
+    confirmed: bool = False
+    recorded: int = 0
+    accepted: list[str] = field(default_factory=list)
+
+    def exit_code(self, strict: bool) -> int:
+        """1 a regression, 3 a failed cell, 4 (strict) something is not settled, else 0."""
+        gating = {one.call.verdict for one in self.judged if one.gates}
+        if Verdict.SLOWER in gating and not self.accepted:
+            return REGRESSION
+        if Verdict.FAILED in gating:
+            return FAILED
+        if strict and (not gating or gating.intersection(UNSETTLED)):
+            return UNDECIDED
+        return DONE
+
+    def tally(self) -> dict[Verdict, int]:
+        """Series of each verdict that gate, worst first, none left out that occurs."""
+        counts = Counter(one.call.verdict for one in self.judged if one.gates)
+        return {verdict: counts[verdict] for verdict in ORDER if counts[verdict]}
+
+
+def check(
+    runs: Sequence[RunFolder],
+    root: Path,
+    *,
+    metrics: Sequence[str] = METRICS[:1],
+    limits: Limits | None = None,
+    commit: str | None = None,
+    confirmation: Confirmation | None = None,
+) -> Checked:
+    """Judge finished runs of one machine and method version against the history in ``root``.
+
+    Raises ResultsError for runs or histories that are broken, unfinished or of several machines.
+    """
+    limits = limits or Limits()
+    for run in runs:
+        refuse_unfinished(run)
+    # A folder keeps the rows it has read, and three times 10 000 of them are half a GiB.
+    launches = [Launch.of(RunFolder.open(run.path), commit) for run in runs]
+    one_kind(launches)
+    refuse_copies(launches)
+    history = History.read(folder_of(root, runs[0].meta.machine))
+    judged = judge_history(history, launches, metrics, limits)
+    if confirmation is not None:
+        judged = confirm(judged, confirmation, limits, metrics)
+    last = history.last_commit({launch.launch for launch in launches})
+    return Checked(
+        judged=judged,
+        history=history,
+        machine=runs[0].meta.machine,
+        launches=launches,
+        limits=limits,
+        commits=f"{last or '(none recorded)'}..{commit}" if commit else None,
+        confirmed=confirmation is not None,
+    )
+
+
+def record(checked: Checked) -> Checked:
+    """Append the runs to the history, flagged where a series moved: flagged values are no base."""
+    moved = {one.series: str(one.call.verdict) for one in checked.judged if one.call.moved}
+    launches = [
+        launch.model_copy(update={"flags": _flags(moved, launch)}) for launch in checked.launches
+    ]
+    return replace(checked, recorded=checked.history.record(launches, checked.machine))
+
+
+def accept(checked: Checked, reason: str) -> Checked:
+    """Record the runs and make their level the new normal of every series that moved.
+
+    ConfigError without a reason, or where nothing moved.
+    """
+    moved = [one for one in checked.judged if one.call.moved]
+    if not reason.strip():
+        raise ConfigError(["--accept: needs a reason, which the charts then show"])
+    if not moved:
+        raise ConfigError(["--accept: no series is SLOWER, FASTER or CLOCK: nothing to accept"])
+    checked = record(checked)
+    checked.history.accept(new_level(reason, checked.launches, [one.series for one in moved]))
+    return replace(checked, accepted=[one.name for one in moved])
+
+
+def _flags(moved: dict[Series, str], launch: Launch) -> dict[str, dict[str, str]]:
+    """Verdicts of the moved series that this launch has a value of, by metric and cell."""
+    flags: dict[str, dict[str, str]] = {}
+    for metric, column in launch.values.items():
+        for cell, value in zip(launch.ids, column, strict=True):
+            if value is not None and (cell, metric) in moved:
+                flags.setdefault(metric, {})[cell] = moved[cell, metric]
+    return flags

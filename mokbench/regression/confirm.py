@@ -1,0 +1,192 @@
+"""Confirmation of suspects by running base and candidate in turn: A B A B A B.
+
+A shift against a history may be the machine's: new neighbours, a warmer room. Base and candidate
+measured minutes apart on the same machine share those, so only what repeats there is a regression.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mokbench.errors import ConfigError, MokbenchError
+from mokbench.regression.judge import Judged, judge_sides, worst_first
+from mokbench.regression.launch import Launch, one_kind
+from mokbench.regression.verdict import Call, Limits, Verdict
+from mokbench.results import RunFolder
+from mokbench.run_meta import RunMeta
+
+ROUNDS = 3
+# The suspects are few and the data are new, so each may be tested at this level; with the first
+# stage's 1 % the false alarms of both together are far below that.
+CONFIRM_ALPHA = 0.05
+# As many cells as a command line takes with ids of the greatest length.
+MOST_CELLS = 50
+_WHERE = "import mokbench.record as r; print(r.__file__); print(r.METHOD_VERSION, r.RECORD_VERSION)"
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """How to measure again: both interpreters, the config to run, where runs go, how often."""
+
+    baseline_python: Path
+    config: Path
+    out: Path
+    rounds: int = ROUNDS
+    say: Callable[[str], None] = lambda text: None
+
+
+def suspects(judged: Sequence[Judged], limits: Limits) -> list[Judged]:
+    """Series that gate and are slower by more than the floor, each at its own ``alpha``."""
+    return [
+        one
+        for one in judged
+        if one.gates
+        and one.call.verdict in (Verdict.SLOWER, Verdict.AMBIGUOUS)
+        and one.call.ratio is not None
+        and one.call.ratio >= 1 + limits.floor
+        and one.call.p is not None
+        and one.call.p <= limits.alpha
+    ]
+
+
+def confirm(
+    judged: Sequence[Judged], plan: Confirmation, limits: Limits, metrics: Sequence[str]
+) -> list[Judged]:
+    """Replace the calls of all suspects by what the interleaved runs say.
+
+    Raises ConfigError for an interpreter that is no other mokbench, MokbenchError for a run that
+    fails: a suspect that could not be measured again must not turn green.
+    """
+    found = suspects(judged, limits)
+    if not found:
+        return list(judged)
+    ids = list(dict.fromkeys(one.series[0] for one in found))[:MOST_CELLS]
+    base, candidate = measure(plan, ids)
+    again = {one.series: one.call for one in judge_sides(base, candidate, metrics, _sharp(limits))}
+    chosen = {one.series for one in found if one.series[0] in ids}
+    return worst_first(
+        [
+            replace(one, call=_settled(one.call, again.get(one.series), plan.rounds))
+            if one.series in chosen
+            else one
+            for one in judged
+        ]
+    )
+
+
+def measure(plan: Confirmation, ids: Sequence[str]) -> tuple[list[Launch], list[Launch]]:
+    """Run base and candidate ``rounds`` times in turn; returns their launches."""
+    pythons = {"base": plan.baseline_python, "candidate": Path(sys.executable)}
+    _check(pythons)
+    launches: dict[str, list[Launch]] = {"base": [], "candidate": []}
+    for number in range(1, plan.rounds + 1):
+        # Who goes first changes, so that a drift inside a round favours neither.
+        order = list(pythons) if number % 2 else list(reversed(pythons))
+        for side in order:
+            plan.say(f"confirming {len(ids)} cells: round {number} of {plan.rounds}, {side}")
+            out = plan.out / f"{side}-{number}"
+            _run(pythons[side], side, plan.config, ids, out)
+            launches[side].append(Launch.of(RunFolder.open(out)))
+    one_kind(launches["base"] + launches["candidate"])
+    return launches["base"], launches["candidate"]
+
+
+def config_of(run: RunFolder) -> Path:
+    """Config of a run as a file that reads as it did: beside the original if that is unchanged.
+
+    Paths inside a config (traces, model files) are relative to its folder; ConfigError when the
+    original is gone or differs and the copy would have to guess them.
+    """
+    meta: RunMeta = run.meta
+    original = (run.path / str(meta.config.get("from_run") or "")).resolve()
+    if original.is_file() and original.read_text(encoding="utf-8") == meta.config_text:
+        return original
+    if "trace" in meta.config_text or ".json" in meta.config_text:
+        raise ConfigError(
+            [
+                f"{run.path}: its config names other files and is no longer at {original}; "
+                "give --config"
+            ]
+        )
+    with tempfile.NamedTemporaryFile(
+        "w", suffix=".yaml", prefix=f"{meta.name}-", delete=False, encoding="utf-8"
+    ) as file:
+        file.write(meta.config_text)
+    return Path(file.name)
+
+
+def _sharp(limits: Limits) -> Limits:
+    return replace(limits, alpha=CONFIRM_ALPHA, least_base=2, least_candidate=2)
+
+
+def _settled(before: Call, again: Call | None, rounds: int) -> Call:
+    if again is None or again.verdict is Verdict.INSUFFICIENT:
+        why = f"{before.why}; could not be confirmed: " + (again.why if again else "no value of it")
+        return replace(before, verdict=Verdict.FAILED, why=why)
+    told = f"{before.why}; in {rounds} interleaved rounds {again.why}"
+    verdict = again.verdict
+    if verdict not in (Verdict.SLOWER, Verdict.CLOCK):
+        verdict, told = Verdict.AMBIGUOUS, f"not confirmed: {told}"
+    return replace(before, verdict=verdict, why=told)
+
+
+def _check(pythons: dict[str, Path]) -> None:
+    """Both interpreters must have a mokbench, not the same one, and measure the same thing."""
+    told = {side: _ask(python, side) for side, python in pythons.items()}
+    if told["base"][0] == told["candidate"][0]:
+        raise ConfigError(
+            [
+                f"--baseline-python {pythons['base']}: imports the candidate's own mokbench "
+                f"({told['base'][0]}); install the base in an environment of its own"
+            ]
+        )
+    if told["base"][1] != told["candidate"][1]:
+        raise ConfigError(
+            [
+                f"--baseline-python {pythons['base']}: its mokbench has method and record version "
+                f"{told['base'][1]}, the candidate's {told['candidate'][1]}: their figures do not "
+                "compare"
+            ]
+        )
+
+
+def _ask(python: Path, side: str) -> tuple[str, str]:
+    command = [str(python), "-P", "-c", _WHERE]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=_environment(side), timeout=120
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError([f"{python}: cannot be run: {error}"]) from error
+    lines = done.stdout.splitlines()
+    if done.returncode or len(lines) < 2:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise ConfigError([f"{python}: has no mokbench that can be imported: {last}"])
+    return lines[-2], lines[-1]
+
+
+def _run(python: Path, side: str, config: Path, ids: Sequence[str], out: Path) -> None:
+    only = [part for cell in ids for part in ("--only", f"id={cell}")]
+    command = [str(python), "-P", "-m", "mokbench", "run", str(config), "--out", str(out)]
+    done = subprocess.run(
+        [*command, "--no-charts", "--quiet", *only],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environment(side),
+    )
+    if done.returncode:
+        last = "\n".join(done.stderr.strip().splitlines()[-5:])
+        raise MokbenchError(f"the confirming run of the {side} failed ({done.returncode}): {last}")
+
+
+def _environment(side: str) -> dict[str, str]:
+    """The base must not find the candidate's checkout on its path."""
+    environment = dict(os.environ)
+    if side == "base":
+        environment.pop("PYTHONPATH", None)
+    return environment

@@ -1,0 +1,280 @@
+"""Append-only history files of one machine, in results/history/<machine>/.
+
+* launches.jsonl: one line per launch, ``Launch``; never rewritten
+* levels.jsonl: one line per accepted new level: from which launch on, for which series, why
+* machine.json: what the key in the folder's name stands for
+"""
+
+import json
+import re
+import sys
+import warnings
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from mokbench.durable import Lock, append_line, as_results_error, cut_torn_line, replace_file
+from mokbench.errors import ResultsError
+from mokbench.figures import Figures, first_problem
+from mokbench.machine import Machine
+from mokbench.regression.launch import HISTORY_VERSION, Launch
+from mokbench.regression.shift import Floats
+
+# Launches that count as base, the newest first to be taken; older ones measured another machine
+# room. Of a longer file only the last MOST_READ lines are read.
+WINDOW = 30
+MOST_READ = 100
+_LAUNCHES, _LEVELS, _MACHINE = "launches.jsonl", "levels.jsonl", "machine.json"
+
+Series = tuple[str, str]
+_Line = TypeVar("_Line", bound=Figures)
+
+
+class Level(Figures):
+    """A person's word that the level from ``launches`` on is the new normal of ``series``."""
+
+    history_version: int = HISTORY_VERSION
+    when: str
+    reason: str
+    launches: list[str]
+    series: list[Series]
+
+
+@dataclass
+class History:
+    """A machine's launches, oldest first, and accepted levels. Reading never writes."""
+
+    folder: Path
+    launches: list[Launch] = field(default_factory=list)
+    levels: list[Level] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read a machine's folder; one that does not exist is an empty history.
+
+        Raises ResultsError for a line that is none, of another version, or of another machine
+        than the lines before: a verdict from half a history would be a guess.
+        """
+        launches = _lines(folder / _LAUNCHES, Launch)
+        keys = {launch.machine for launch in launches}
+        if len(keys) > 1:
+            raise ResultsError(
+                f"{folder / _LAUNCHES}: holds launches of {len(keys)} machines "
+                f"({', '.join(sorted(keys))}); a folder is for one: move the others' lines out"
+            )
+        if keys and not folder.resolve().name.endswith(next(iter(keys))):
+            raise ResultsError(
+                f"{folder}: holds launches of machine {next(iter(keys))}, which its name does not "
+                "say: has a folder been copied over another?"
+            )
+        once: dict[str, Launch] = {}
+        for launch in launches:
+            if launch.launch in once:
+                warnings.warn(f"{folder / _LAUNCHES}: launch {launch.run} twice", stacklevel=2)
+            once.setdefault(launch.launch, launch)
+        return cls(folder, list(once.values()), _lines(folder / _LEVELS, Level))
+
+    def record(self, launches: Sequence[Launch], machine: Machine) -> int:
+        """Append launches that are not yet there; returns how many. ResultsError on a full disk."""
+        known = {launch.launch for launch in self.launches}
+        new = [launch for launch in launches if launch.launch not in known]
+        if not new:
+            return 0
+        with as_results_error(self.folder, "writing the history", "free some space"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not (self.folder / _MACHINE).exists():
+                text = machine.model_dump_json(indent=1, exclude={"gpu_uuids"})
+                replace_file(self.folder / _MACHINE, text.encode() + b"\n")
+        self._append(_LAUNCHES, [launch.model_dump_json() for launch in new])
+        self.launches += new
+        return len(new)
+
+    def accept(self, level: Level) -> None:
+        """Append an accepted level; its launches must have been recorded. Raises ResultsError."""
+        missing = set(level.launches).difference(launch.launch for launch in self.launches)
+        if missing:
+            raise ResultsError(f"{self.folder}: launches {', '.join(sorted(missing))} not recorded")
+        self._append(_LEVELS, [level.model_dump_json()])
+        self.levels.append(level)
+
+    def _append(self, name: str, lines: Iterable[str]) -> None:
+        path = self.folder / name
+        with as_results_error(path, "appending", "what was there is safe; free some space"):
+            lock = Lock(self.folder)
+            try:
+                cut_torn_line(path)
+                for line in lines:
+                    append_line(path, line)
+            finally:
+                lock.release()
+
+    def level_of(self, series: Series) -> Level | None:
+        """The newest level accepted for a series."""
+        own = [level for level in self.levels if tuple(series) in set(map(tuple, level.series))]
+        return own[-1] if own else None
+
+    def last_commit(self, before: set[str]) -> str | None:
+        """Commit of the newest launch that is not one of ``before``."""
+        found = [x.commit for x in self.launches if x.launch not in before and x.commit]
+        return found[-1] if found else None
+
+
+@dataclass(frozen=True)
+class Base:
+    """Base values [series, launches] and their clocks, newest last; NaN where there is none."""
+
+    values: Floats
+    clock_mhz: Floats
+
+
+def base_of(
+    history: History,
+    series: Sequence[Series],
+    digests: Sequence[str],
+    *,
+    method_version: int,
+    leave_out: Iterable[str] = (),
+) -> Base:
+    """Last ``WINDOW`` unflagged launches of each series since its newest accepted level.
+
+    ``digests[i]`` is what the candidate of series i measured: launches that measured something
+    else under the same id are no base. ``leave_out``: the candidate's own launches.
+    """
+    out = set(leave_out)
+    used = [
+        launch
+        for launch in history.launches
+        if launch.launch not in out and launch.method_version == method_version
+    ]
+    levels = _levels(history)
+    position = {launch.launch: i for i, launch in enumerate(history.launches)}
+    values = np.full((len(series), len(used)), np.nan)
+    clocks = np.full((len(series), len(used)), np.nan)
+    for j, launch in enumerate(used):
+        place = launch.place()
+        for i, (cell, metric) in enumerate(series):
+            at = place.get(cell)
+            if at is None or launch.digests[at] != digests[i] or metric not in launch.values:
+                continue
+            since = levels.get((cell, metric))
+            accepted = since is not None and launch.launch in since.launches
+            too_old = since is not None and position[launch.launch] < _first(since, position)
+            if not accepted and (too_old or cell in launch.flags.get(metric, ())):
+                continue
+            value, clock = launch.values[metric][at], launch.clock_mhz[at]
+            values[i, j] = np.nan if value is None else value
+            clocks[i, j] = np.nan if value is None or clock is None else clock
+    keep = _newest(values)
+    return Base(np.where(keep, values, np.nan), np.where(keep, clocks, np.nan))
+
+
+def _newest(values: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Where a value is among the last ``WINDOW`` of its row."""
+    there = ~np.isnan(values)
+    later = np.cumsum(there[:, ::-1], axis=1)[:, ::-1]
+    return np.asarray(there & (later <= WINDOW))
+
+
+def _levels(history: History) -> dict[Series, Level]:
+    return {(cell, metric): level for level in history.levels for cell, metric in level.series}
+
+
+def _first(level: Level, position: dict[str, int]) -> int:
+    """Position of the level's first launch; a launch that is no longer read counts as oldest."""
+    return min((position.get(launch, -1) for launch in level.launches), default=-1)
+
+
+def folder_of(root: Path, machine: Machine) -> Path:
+    """Folder of a machine in a history: its model, so that people find it, and its key.
+
+    Raises ResultsError where ``root`` is itself a machine's folder: an empty one inside it would
+    make every series INSUFFICIENT, which passes.
+    """
+    if (root / _LAUNCHES).exists():
+        raise ResultsError(f"{root}: is one machine's folder; give the folder that it is in")
+    what = f"{machine.gpu} x{machine.gpus}" if machine.gpus else machine.cpu or "machine"
+    slug = re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-")[:40].strip("-")
+    return root / f"{slug or 'machine'}-{machine.key}"
+
+
+def machine_folders(root: Path) -> list[Path]:
+    """Machines' folders in a history, or the one that ``root`` itself is. ResultsError for none."""
+    found = [root] if (root / _LAUNCHES).is_file() else []
+    found += sorted(path.parent for path in root.glob(f"*/{_LAUNCHES}"))
+    if not found:
+        raise ResultsError(
+            f"{root}: no history (no {_LAUNCHES} in it or in a folder of it); "
+            "mokbench check RUNS --history DIR --record starts one"
+        )
+    return found
+
+
+def machine_name(folder: Path) -> str:
+    """What people call the machine of a folder: from machine.json, else the folder's name."""
+    try:
+        told = Machine.model_validate_json((folder / _MACHINE).read_bytes())
+    except (OSError, ValueError):
+        return folder.name
+    what = f"{told.gpus} x {told.gpu}, driver {told.driver}" if told.gpus else told.cpu
+    return f"{what}, torch {told.torch}, key {told.key}"
+
+
+def new_level(reason: str, launches: Sequence[Launch], series: Sequence[Series]) -> Level:
+    """Make the level that ``--accept`` records, as of now."""
+    return Level(
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        reason=reason,
+        launches=[launch.launch for launch in launches],
+        series=list(series),
+    )
+
+
+def _lines(path: Path, kind: type[_Line]) -> list[_Line]:
+    """Read the last ``MOST_READ`` lines; a torn last one is passed over with a warning."""
+    kept: deque[tuple[int, bytes]] = deque(maxlen=MOST_READ)
+    try:
+        with as_results_error(path, "reading", "make it readable"), path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.endswith(b"\n"):
+                    kept.append((number, line))
+                else:
+                    warnings.warn(f"{path}: ignored a last line that was cut short", stacklevel=3)
+    except ResultsError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return []
+        raise
+    return [_parse(f"{path}:{number}", line, kind) for number, line in kept]
+
+
+def _shared(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Columns of text with one object for equal words: a hundred launches repeat the same ids."""
+    return {
+        key: [sys.intern(item) if type(item) is str else item for item in value]
+        if isinstance(value, list)
+        else value
+        for key, value in pairs
+    }
+
+
+def _parse(where: str, line: bytes, kind: type[_Line]) -> _Line:
+    try:
+        data = json.loads(line, object_pairs_hook=_shared)
+        if not isinstance(data, dict):
+            raise ValueError(f"found a {type(data).__name__}, a JSON object is needed")
+        version = data.get("history_version")
+        if version != HISTORY_VERSION:
+            raise ResultsError(
+                f"{where}: history_version {version}, this mokbench reads {HISTORY_VERSION}; use "
+                "the version that wrote it, or start a new history folder"
+            )
+        return kind.model_validate(data)
+    except (ValueError, RecursionError) as error:
+        raise ResultsError(
+            f"{where}: not a line of a history: {first_problem(error)}; restore the file from "
+            "version control, nothing is judged from what is left"
+        ) from error

@@ -1,0 +1,238 @@
+"""Every series of some candidate launches judged against a history, or two sides against another.
+
+Gating series and the others (shared GPU, oversubscribed) are families of their own: what cannot
+fail a build must not make it harder for the rest to be seen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mokbench.regression.history import Base, History, Series, base_of
+from mokbench.regression.launch import CLOCKED, MARKS, NO_GATE, Launch
+from mokbench.regression.shift import Floats, against_history, between
+from mokbench.regression.verdict import ORDER, Call, Limits, Verdict, decide
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One series with its call. ``gates``: whether it may fail a build; ``mark`` says why not.
+
+    ``base_value`` and ``value`` are medians over the launches, in the metric's unit.
+    """
+
+    series: Series
+    call: Call
+    mark: str = ""
+    base_value: float | None = None
+    value: float | None = None
+
+    @property
+    def gates(self) -> bool:
+        """Whether the series may fail a build."""
+        return self.mark not in NO_GATE
+
+    @property
+    def name(self) -> str:
+        """Cell and metric, as people read it."""
+        return f"{self.series[0]} {self.series[1]}"
+
+    @property
+    def words(self) -> str:
+        """Why, and the mark that every mention of such a row carries."""
+        return self.call.why + (f" [{MARKS[self.mark]}]" if self.mark else "")
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Values and clocks of one side, [series, launches]."""
+
+    values: Floats
+    clock_mhz: Floats
+
+
+def judge_history(
+    history: History, candidates: Sequence[Launch], metrics: Sequence[str], limits: Limits
+) -> list[Judged]:
+    """Judge candidates (one machine and method version) against a history, worst first."""
+    series, digests, marks = _series(candidates, metrics)
+    base = base_of(
+        history,
+        series,
+        digests,
+        method_version=candidates[0].method_version,
+        leave_out=[launch.launch for launch in candidates],
+    )
+    found = _side(candidates, series, digests)
+    calls = _calls(base, found, marks, limits, two_sided=False, launch_noise=None)
+    judged = [
+        Judged(one, call, mark, _median(base.values[i]), _median(found.values[i]))
+        for i, (one, call, mark) in enumerate(zip(series, calls, marks, strict=True))
+    ]
+    seen = _seen(history.launches)
+    judged = [_new(one, digest, seen) for one, digest in zip(judged, digests, strict=True)]
+    return worst_first(judged + _lost(history, candidates, metrics, set(series)))
+
+
+def judge_sides(
+    a: Sequence[Launch],
+    b: Sequence[Launch],
+    metrics: Sequence[str],
+    limits: Limits,
+    launch_noise: float | None = None,
+) -> list[Judged]:
+    """Judge side B against side A, cell by cell, worst first; both sides may be few launches."""
+    series, digests, marks = _series(b, metrics)
+    base, found = _side(a, series, digests), _side(b, series, digests)
+    calls = _calls(base, found, marks, limits, two_sided=True, launch_noise=launch_noise)
+    judged = [
+        Judged(one, call, mark, _median(base.values[i]), _median(found.values[i]))
+        for i, (one, call, mark) in enumerate(zip(series, calls, marks, strict=True))
+    ]
+    seen = _seen(a)
+    judged = [
+        _with_why(one, "the cell's options or routing differ between A and B")
+        if one.call.base_n == 0 and seen.get(one.series[0], {digest}) != {digest}
+        else one
+        for one, digest in zip(judged, digests, strict=True)
+        if one.call.base_n or one.series[0] in seen
+    ]
+    return worst_first(judged)
+
+
+def worst_first(judged: Sequence[Judged]) -> list[Judged]:
+    """Order by verdict, those that gate first, then by the size of the change."""
+    return sorted(
+        judged,
+        key=lambda one: (
+            ORDER.index(one.call.verdict),
+            not one.gates,
+            -(one.call.ratio or 0.0),
+            one.series,
+        ),
+    )
+
+
+def _calls(
+    base: "Base | _Side",
+    found: _Side,
+    marks: Sequence[str],
+    limits: Limits,
+    *,
+    two_sided: bool,
+    launch_noise: float | None,
+) -> list[Call]:
+    calls: list[Call | None] = [None] * len(marks)
+    gating = np.array([mark not in NO_GATE for mark in marks], dtype=np.bool_)
+    for family in (gating, ~gating):
+        at = np.flatnonzero(family)
+        if not at.size:
+            continue
+        a, b = base.values[at], found.values[at]
+        cycles_a, cycles_b = a * base.clock_mhz[at], b * found.clock_mhz[at]
+        if two_sided:
+            shifts = between(a, b, launch_noise)
+            moved = between(cycles_a, cycles_b, launch_noise)
+        else:
+            shifts, moved = against_history(a, b), against_history(cycles_a, cycles_b)
+        for i, call in zip(at, decide(shifts, moved, limits), strict=True):
+            calls[i] = call
+    return [call for call in calls if call is not None]
+
+
+def _series(
+    launches: Sequence[Launch], metrics: Sequence[str]
+) -> tuple[list[Series], list[str], list[str]]:
+    """Series that some launch has a value of, each with what it measured and its mark."""
+    found: dict[Series, tuple[str, str]] = {}
+    for launch in launches:
+        for metric in metrics:
+            for i, value in enumerate(launch.values.get(metric, [])):
+                if value is not None:
+                    told = (launch.digests[i], launch.marks[i])
+                    found.setdefault((launch.ids[i], metric), told)
+    return list(found), [digest for digest, _ in found.values()], [m for _, m in found.values()]
+
+
+def _side(launches: Sequence[Launch], series: Sequence[Series], digests: Sequence[str]) -> _Side:
+    values = np.full((len(series), len(launches)), np.nan)
+    clocks = np.full((len(series), len(launches)), np.nan)
+    for j, launch in enumerate(launches):
+        place = launch.place()
+        for i, (cell, metric) in enumerate(series):
+            at = place.get(cell)
+            if at is None or launch.digests[at] != digests[i] or metric not in launch.values:
+                continue
+            value, clock = launch.values[metric][at], launch.clock_mhz[at]
+            values[i, j] = np.nan if value is None else value
+            if value is not None and clock is not None and metric == CLOCKED:
+                clocks[i, j] = clock
+    return _Side(values, clocks)
+
+
+def _seen(launches: Sequence[Launch]) -> dict[str, set[str]]:
+    """What each id measured in these launches, where it was measured."""
+    found: dict[str, set[str]] = {}
+    for launch in launches:
+        for cell, digest, status in zip(launch.ids, launch.digests, launch.status, strict=True):
+            if status == "ok":
+                found.setdefault(cell, set()).add(digest)
+    return found
+
+
+def _new(one: Judged, digest: str, seen: dict[str, set[str]]) -> Judged:
+    """Say why there is no base where the id is new, or was measured before as something else."""
+    if one.call.base_n or one.call.verdict is not Verdict.INSUFFICIENT:
+        return one
+    before = seen.get(one.series[0])
+    if before is None:
+        return _with_why(one, f"{one.call.why} (new in the history)")
+    if digest not in before:
+        why = "its options or routing are not what the history measured under this id"
+        return _with_why(one, f"{one.call.why} ({why})")
+    return one
+
+
+def _lost(
+    history: History, candidates: Sequence[Launch], metrics: Sequence[str], judged: set[Series]
+) -> list[Judged]:
+    """Cells that the newest launch of the history measured and no candidate did."""
+    own = {launch.launch for launch in candidates}
+    version = candidates[0].method_version
+    before = [x for x in history.launches if x.launch not in own and x.method_version == version]
+    status: dict[str, str] = {}
+    for launch in candidates:
+        status |= {name: s for name, s in zip(launch.ids, launch.status, strict=True) if s != "ok"}
+    lost: dict[str, Judged] = {}
+    configs = {launch.config for launch in candidates}
+    known = [x for x in before if x.config in configs][-1:]
+    ids = {name: x.marks[i] for x in known for i, name in enumerate(x.ids) if x.status[i] == "ok"}
+    measured = {cell for cell, _ in judged}
+    for cell, mark in ids.items():
+        if cell not in measured:
+            lost[cell] = _gone(cell, mark, status.get(cell), metrics)
+    for cell, how in status.items():
+        if how == "failed" and cell not in lost:
+            lost[cell] = _gone(cell, "", how, metrics)
+    return list(lost.values())
+
+
+def _gone(cell: str, mark: str, status: str | None, metrics: Sequence[str]) -> Judged:
+    kinds = {"failed": Verdict.FAILED, "unsupported": Verdict.UNSUPPORTED}
+    verdict = kinds.get(status or "", Verdict.MISSING)
+    why = {
+        Verdict.FAILED: "failed; mokbench report has the reason",
+        Verdict.UNSUPPORTED: "was measured before and is now unsupported",
+        Verdict.MISSING: "was measured before and is in no candidate run",
+    }[verdict]
+    return Judged((cell, metrics[0]), Call(verdict, why), mark)
+
+
+def _with_why(one: Judged, why: str) -> Judged:
+    return replace(one, call=replace(one.call, why=why))
+
+
+def _median(values: Floats) -> float | None:
+    there = values[~np.isnan(values)]
+    return float(np.median(there)) if there.size else None

@@ -1,0 +1,177 @@
+"""One launch of a run as a history keeps it: one value per cell and metric, in columns."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from mokbench.errors import ResultsError
+from mokbench.figures import SHARED_GPU, Figures, Status
+from mokbench.record import Record
+from mokbench.results import RunFolder
+
+HISTORY_VERSION = 1
+# All are "less is better". Bytes and FLOPs follow from the config and have no noise to test.
+METRICS = (
+    "step_time_us",
+    "min_step_us",
+    "signal_ready_us",
+    "dispatch_us",
+    "combine_us",
+    "peak_memory_bytes",
+)
+# The row's SM clock is that of the samples of this metric only.
+CLOCKED = "step_time_us"
+
+Mark = Literal["", "shared", "oversubscribed", "host"]
+MARKS: dict[str, str] = {
+    "shared": SHARED_GPU,
+    "oversubscribed": "oversubscribed host: more busy threads than cores",
+    "host": "host fabric: the twin's time, which says nothing about a GPU",
+}
+# Their times are the scheduler's, or of a link that nobody deploys: they are shown and never gate.
+NO_GATE = ("shared", "oversubscribed")
+
+
+class Launch(Figures):
+    """One run: columns over its cells, in the order of ``ids``.
+
+    ``values[metric][i]`` is the run-level value of cell i (for step_time_us the median over
+    iterations of the maximum over ranks), null where it has none. ``digests`` tell cells apart
+    whose options or routing changed under one id. ``flags[metric][id]`` is the verdict of a
+    value that was called SLOWER, FASTER or CLOCK: it never becomes part of a base.
+    """
+
+    history_version: int = HISTORY_VERSION
+    launch: str
+    run: str
+    config: str = ""
+    created: str
+    commit: str | None = None
+    machine: str
+    method_version: int
+    ids: list[str]
+    digests: list[str]
+    status: list[Status]
+    marks: list[Mark]
+    clock_mhz: list[float | None]
+    values: dict[str, list[float | None]]
+    flags: dict[str, dict[str, str]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> Self:
+        columns: list[Sequence[object]] = [self.digests, self.status, self.marks, self.clock_mhz]
+        if {len(self.ids)} != {len(column) for column in [*columns, *self.values.values()]}:
+            raise ValueError("columns of different lengths")
+        if len(set(self.ids)) != len(self.ids):
+            raise ValueError("an id stands in it twice")
+        for name, column in {**self.values, "clock_mhz": self.clock_mhz}.items():
+            if any(v is not None and not (math.isfinite(v) and v > 0) for v in column):
+                raise ValueError(f"{name} holds a value that is not a positive number")
+        return self
+
+    @classmethod
+    def of(cls, run: RunFolder, commit: str | None = None) -> Self:
+        """Read a run's rows. Raises ResultsError for a run that has none or cannot be read."""
+        records = run.records()
+        if not records:
+            raise ResultsError(f"{run.path}: has no rows; nothing can be judged")
+        columns: dict[str, Any] = {
+            "ids": [r.id for r in records],
+            "digests": [_digest(r) for r in records],
+            "status": [r.status for r in records],
+            "marks": [_mark(r) for r in records],
+            "clock_mhz": [_short(r.sm_clock_mhz) for r in records],
+            "values": {name: [_short(_value(r, name)) for r in records] for name in METRICS},
+        }
+        columns["values"] = {
+            name: column
+            for name, column in columns["values"].items()
+            if any(value is not None for value in column)
+        }
+        text = json.dumps([run.meta.created, run.meta.machine.gpu_uuids, columns], sort_keys=True)
+        return cls(
+            launch=hashlib.sha256(text.encode()).hexdigest()[:16],
+            run=run.path.name,
+            config=run.meta.name,
+            created=run.meta.created,
+            commit=commit,
+            machine=run.meta.machine.key,
+            method_version=run.meta.method_version,
+            **columns,
+        )
+
+    def place(self) -> dict[str, int]:
+        """Position of each id in the columns."""
+        return {name: i for i, name in enumerate(self.ids)}
+
+
+def refuse_unfinished(run: RunFolder) -> None:
+    """Raise ResultsError for a run that goes on or stopped half way: its rows are a selection."""
+    if run.meta.status == "running":
+        raise ResultsError(f"{run.path}: is still being measured; wait for it to end")
+    if run.meta.status == "interrupted":
+        raise ResultsError(
+            f"{run.path}: was interrupted; finish it (mokbench run --resume {run.path}) or leave "
+            "it out"
+        )
+
+
+def _value(record: Record, name: str) -> float | None:
+    if record.status != "ok":
+        return None
+    if name == "step_time_us":
+        return None if record.step_time_us is None else record.step_time_us.median
+    found = getattr(record, name)
+    return None if found is None else float(found)
+
+
+def _mark(record: Record) -> Mark:
+    if record.ranks_per_gpu is not None and record.ranks_per_gpu > 1:
+        return "shared"
+    if record.oversubscribed:
+        return "oversubscribed"
+    return "host" if record.fabric == "host" else ""
+
+
+def _digest(record: Record) -> str:
+    """What was measured: the cell's content, and its routes where they are known."""
+    return f"{record.cell_digest or '-'}.{(record.routing_digest or '-')[:12]}"
+
+
+def _short(value: float | None) -> float | None:
+    """Nine digits: far below any noise, and a third of the file."""
+    return None if value is None or value <= 0 else float(f"{value:.9g}")
+
+
+def one_kind(launches: Iterable[Launch]) -> tuple[str, int]:
+    """Machine key and method version that all launches share; ResultsError where they do not."""
+    found = list(launches)
+    if not found:
+        raise ResultsError("no run given")
+    for other in found[1:]:
+        if other.machine != found[0].machine:
+            raise ResultsError(
+                f"{found[0].run} and {other.run} are of two machines (keys {found[0].machine} and "
+                f"{other.machine}): their times do not compare"
+            )
+        if other.method_version != found[0].method_version:
+            raise ResultsError(
+                f"{found[0].run} has method version {found[0].method_version} and {other.run} "
+                f"{other.method_version}: their figures mean different things"
+            )
+    return found[0].machine, found[0].method_version
+
+
+def refuse_copies(launches: Iterable[Launch]) -> None:
+    """Raise ResultsError for two launches that are one: a copy says nothing of the next launch."""
+    seen: dict[str, str] = {}
+    for launch in launches:
+        if launch.launch in seen:
+            raise ResultsError(
+                f"{launch.run} and {seen[launch.launch]} are copies of one launch; give each once"
+            )
+        seen[launch.launch] = launch.run

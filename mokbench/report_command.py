@@ -1,0 +1,64 @@
+"""What the report command does: stored runs, or a history, in the form asked for."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from mokbench import report
+from mokbench.errors import ResultsError
+from mokbench.results import RunFolder, open_runs
+
+_MOST_LINES = 40
+
+
+def report_command(
+    runs: tuple[str, ...], format_: str, charts: Path | None, no_charts: bool
+) -> None:
+    """Print a report of stored runs."""
+    folders = open_runs(runs)
+    if format_ == "json":
+        click.echo(json.dumps(report.json_report(folders), indent=1))
+    elif format_ == "markdown":
+        click.echo(report.markdown(folders))
+    elif format_ == "html":
+        click.echo(report.html_report(folders))
+    else:
+        Console().print(report.table(folders))
+        charts = charts or (None if no_charts else folders[0].path / "charts")
+    if charts is not None:
+        draw(folders, charts)
+
+
+def history_command(root: Path, format_: str, charts: Path | None) -> None:
+    """Print a report of a history: every series, its change points, levels and verdicts."""
+    from mokbench.report import history
+    from mokbench.report.terminal import TerminalTables
+
+    machines = history.read(root)
+    if format_ == "json":
+        click.echo(json.dumps(history.as_json(machines), indent=1))
+    elif format_ == "markdown":
+        click.echo(history.markdown(machines))
+    elif format_ == "html":
+        click.echo(history.html(machines))
+    else:
+        Console().print(TerminalTables([machine.table for machine in machines], _MOST_LINES))
+    if charts is not None:
+        paths = history.write_charts(machines, charts)
+        click.echo(f"charts: {charts} ({len(paths)} files)", err=True)
+
+
+def draw(folders: Sequence[RunFolder], where: Path) -> None:
+    """Write the runs' charts into ``where``, and say so or why not."""
+    from mokbench.report import charts
+
+    try:
+        paths = charts.write(folders, where)
+    except (OSError, ResultsError) as error:
+        click.echo(f"no charts: {error}; name a folder that can be written with --charts", err=True)
+        return
+    if paths:
+        click.echo(f"charts: {where} ({len(paths)} files)", err=True)

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# The regression gate for any CI: launches, check, pages.
+#
+#     scripts/check_regressions.sh CONFIG HISTORY OUT
+#
+# LAUNCHES (3): launches of CONFIG. BASELINE_PYTHON: python of an environment that has the base, to
+# confirm suspects by runs in turn. RECORD=yes: append to HISTORY; leave it out for pull requests.
+# MOKBENCH (mokbench): the command; MOKBENCH_COMMIT: what was measured, for the history.
+# The exit code is that of mokbench check, see docs/regression.md.
+set -euo pipefail
+if [ $# -ne 3 ]; then
+    sed -n '2,9p' "$0" >&2
+    exit 2
+fi
+config=$1 history=$2 out=$3
+mokbench=${MOKBENCH:-mokbench}
+mkdir -p "$out"
+
+for number in $(seq "${LAUNCHES:-3}"); do
+    code=0
+    $mokbench run "$config" --out "$out/launch-$number" --no-charts --quiet || code=$?
+    # 3: some rows failed. The check names them, and the other rows are still judged.
+    if [ "$code" -ne 0 ] && [ "$code" -ne 3 ]; then
+        exit "$code"
+    fi
+done
+
+options=(--history "$history" --junit "$out/junit.xml" --comment "$out/comment.md")
+options+=(--summary "${GITHUB_STEP_SUMMARY:-$out/summary.md}")
+if [ -n "${BASELINE_PYTHON:-}" ]; then
+    options+=(--confirm --baseline-python "$BASELINE_PYTHON" --config "$config")
+fi
+if [ "${RECORD:-no}" = yes ]; then
+    options+=(--record)
+fi
+code=0
+$mokbench check "$out"/launch-* "${options[@]}" || code=$?
+
+$mokbench report "$out/launch-1" --format html > "$out/report.html"
+if [ -d "$history" ]; then
+    $mokbench report --history "$history" --format html > "$out/history.html"
+fi
+exit "$code"

@@ -1,0 +1,235 @@
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from fake_run import CUDA, fake_machine, fake_record, fake_run, row, stored
+
+from mokbench import report
+from mokbench.cli import main
+from mokbench.figures import SHARED_GPU
+from mokbench.report import winners, wording
+from mokbench.report.charts import KINDS, figures
+from mokbench.report.rows import gather
+from mokbench.results import RunFolder
+
+SMOKE = Path(__file__).parents[1] / "results" / "h200" / "smoke"
+TURN = {"turn": "t", "link": "nvlink", "fabric": "cuda", "ranks_per_gpu": 1}
+
+
+class Page(HTMLParser):
+    """Checks that elements close in order, and collects text, ids, and what would be fetched."""
+
+    VOID = ("meta", "link", "input", "br", "hr", "img")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.fetched: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        told = dict(attrs)
+        if told.get("id"):
+            self.ids.append(str(told["id"]))
+        for name in ("src", "href", "xlink:href"):
+            value = told.get(name) or ""
+            if value and not value.startswith(("#", "data:,")):
+                self.fetched.append(value)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def page(*runs: RunFolder) -> Page:
+    return Page(report.html_report(list(runs)))
+
+
+def test_an_h200_run_is_one_small_file_that_fetches_nothing() -> None:
+    done = CliRunner().invoke(main, ["report", str(SMOKE), "--format", "html"])
+    assert done.exit_code == 0
+    assert len(done.stdout.encode()) < 2_000_000
+    found = Page(done.stdout)
+    assert found.fetched == []
+    assert len(set(found.ids)) == len(found.ids)
+    assert "url(http" not in done.stdout
+    assert "@import" not in done.stdout
+    run = RunFolder.open(SMOKE)
+    for record in run.records():
+        if record.status != "ok":
+            assert record.id in found.text
+            assert str(record.reason) in found.text
+    assert SHARED_GPU in found.text
+    assert str(run.meta.machine.driver) in found.text
+    assert "No row of mok was measured" in found.text
+
+
+def test_500_cells_are_below_5_mb(tmp_path: Path) -> None:
+    records = [
+        row(
+            system,
+            100.0 + count,
+            tokens_per_rank=count,
+            routing=f"r{i}",
+            experts=256,
+            expert_counts=list(range(256)),
+            block_us=[100.0] * 8,
+            turn=f"{count}{i}",
+            model=model,
+            **CUDA,
+        )
+        for model in ("a", "b")
+        for count in (1, 16, 128, 1024, 4096)
+        for i in range(17)
+        for system in ("mok", "push", "deepep")
+    ]
+    assert len(records) >= 500
+    assert len(report.html_report([stored(tmp_path, records)])) < 5_000_000
+
+
+def test_the_verdict_comes_first_and_says_who_by_how_much_and_why(tmp_path: Path) -> None:
+    own = {"dispatch_us": 20.0, "combine_us": 10.0}
+    rows = [
+        row("mok", 80.0, block_us=[80.0, 81.0] * 4, **TURN),
+        row("push", 100.0, block_us=[100.0, 101.0] * 4, **TURN, **own),
+        row("alltoall", 200.0, block_us=[200.0] * 8, **TURN, dispatch_us=90.0, combine_us=40.0),
+    ]
+    run = stored(tmp_path, rows)
+    found = page(run)
+    assert found.text.index("Verdict") < found.text.index("Step time by system")
+    (line, largest) = winners.sentences(gather([run]), winners.wins(gather([run])))
+    assert line == (
+        "tiny, 4 ranks (nvlink), isolated: mok is fastest in 1 of 1 workload; push takes 1.25 "
+        "times as long as the fastest in 1; alltoall takes 2.48 times as long as the fastest in 1."
+    )
+    assert "alltoall takes 2.48 (2.47-2.50) times as long as mok" in largest
+    assert "alltoall spends 130 us in dispatch + combine, which mok does not have apart" in largest
+    for text in (line, largest):
+        assert text in found.text
+
+
+def test_what_the_interval_does_not_show_is_not_called_a_win(tmp_path: Path) -> None:
+    rows = [
+        row("mok", 99.0, block_us=[95.0, 104.0] * 4, **TURN),
+        row("push", 100.0, block_us=[104.0, 95.0] * 4, **TURN),
+    ]
+    run = stored(tmp_path / "open", rows)
+    (line,) = winners.sentences(gather([run]), winners.wins(gather([run])))
+    assert "no difference shown in 1 between mok and push" in line
+    assert "fastest in" not in line
+    apart = [row("mok", 50.0, **TURN | {"turn": "a"}), row("push", 100.0, **TURN | {"turn": "b"})]
+    run = stored(tmp_path / "apart", apart)
+    (win,) = winners.wins(gather([run]))
+    assert win.outcome == "open"
+
+
+def test_the_twin_gets_no_performance_verdict(tmp_path: Path) -> None:
+    run = fake_run(tmp_path / "run", tokens=(16,), regimes=("isolated",))
+    assert winners.wins(gather([run])) == []
+    found = page(run)
+    assert wording.HOST in found.text
+    assert "fastest" not in found.text
+
+
+def test_the_reason_compares_phases_rest_and_bytes(tmp_path: Path) -> None:
+    a = row(
+        "mok", 80.0, dispatch_us=10.0, combine_us=10.0, useful_bytes=100, wire_bytes=150, **CUDA
+    )
+    b = row("push", 120.0, dispatch_us=30.0, combine_us=20.0, useful_bytes=100, wire_bytes=100)
+    assert winners.reason(a, b) == (
+        "dispatch + combine: push 50.0 us, mok 20.0; the rest: push 70.0 us, mok 60.0; "
+        "bytes moved over useful bytes: push 1.00, mok 1.50"
+    )
+    assert winners.reason(row("mok", 1.0), row("push", 2.0)) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "mark"),
+    [
+        ({"fabric": "cuda", "link": "hbm", "ranks_per_gpu": 4}, SHARED_GPU),
+        ({"fabric": "host", "oversubscribed": True}, "oversubscribed host"),
+        ({"fabric": "host"}, wording.HOST),
+    ],
+)
+def test_every_chart_carries_the_marks_of_its_rows(tmp_path: Path, changes, mark: str) -> None:
+    figures_of = {"roofline_ratio": 1.5, "link_utilization": 0.5, "wire_utilization": 0.7}
+    run = fake_run(
+        tmp_path / "run",
+        tokens=(16, 128),
+        regimes=("isolated",),
+        changes=figures_of | {"samples_file": None} | changes,
+        keep_samples=True,
+    )
+    kinds = set()
+    for kind, _, figure in figures(gather([run]), [run]):
+        kinds.add(kind)
+        if kind != "signaling":
+            words = " ".join(" ".join(text.get_text() for text in figure.texts).split())
+            assert mark.lower() in words.lower(), kind
+    assert kinds == set(KINDS)
+
+
+def test_hostile_names_and_reasons_are_text(tmp_path: Path) -> None:
+    evil = "</td><script>alert(1)</script>&amp; \u202e <img src=x onerror=alert(2)>"
+    rows = [
+        row("mok", 10.0, model="m-1", variant="x=<b>&"),
+        fake_record(system="push", status="failed", reason=evil),
+    ]
+    text = report.html_report([stored(tmp_path, rows, name="<script>x</script>")])
+    found = Page(text)
+    assert text.count("<script>") == 1
+    assert "<img" not in text
+    assert "alert(1)" in found.text
+    assert found.fetched == []
+
+
+def test_a_dollar_is_no_formula(tmp_path: Path) -> None:
+    rows = [row("push", 10.0, model=r"a$\\frac$b$", routing="$", roofline_ratio=1.0, **CUDA)]
+    text = report.html_report([stored(tmp_path, rows)])
+    assert "a$\\\\frac$b$" in Page(text).text
+
+
+def test_a_run_without_any_measured_row_says_so(tmp_path: Path) -> None:
+    rows = [fake_record(system="deepep", status="unsupported", reason="needs GPUs", fabric="cuda")]
+    found = page(stored(tmp_path, rows))
+    assert "No row was measured; the reasons are below." in found.text
+    assert "needs GPUs" in found.text
+
+
+def test_charts_of_one_page_do_not_share_ids(tmp_path: Path) -> None:
+    run = fake_run(tmp_path / "run", routings=("balanced", "extreme"))
+    text = report.html_report([run])
+    found = Page(text)
+    assert len(set(found.ids)) == len(found.ids)
+    used = set(re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", text))
+    for a, b in used:
+        assert (a or b) in found.ids
+
+
+def test_several_machines_in_one_page_are_refused(tmp_path: Path) -> None:
+    for name, driver in (("a", "1"), ("b", "2")):
+        machine = fake_machine(gpu="NVIDIA H200", gpus=1, driver=driver)
+        stored(tmp_path / name, [row("mok", 1.0)], machine=machine)
+    done = CliRunner().invoke(main, ["report", str(tmp_path / "*"), "--format", "html"])
+    assert done.exit_code == 2
+    assert "report them apart" in done.stderr
+    assert done.stdout == ""
