@@ -206,19 +206,19 @@ struct GemmConsumer {
     begin_block();
     multiply<kRows, 0>(sums, false);
     multiply<kRows, 1>(sums, false);
-    end_block();
+    place.advance();
     while (true) {
 #pragma unroll 1
       for (u32 block = 1; block + 1 < k_blocks; ++block) {
         multiply_block<kRows>(sums);
         if (block <= kStoreSteps) store_step(block - 1);
-        end_block();
+        place.advance();
       }
       set_pending(kRows);
       next_work();
       empty_staging();
       multiply_block<kRows>(sums);
-      end_block();
+      place.advance();
       const bool goes_on = run_size(work) == kUnits && !is_part(work) && !is_short();
       if (goes_on) begin_block();
       ptx::wgmma_wait_group<1>();
@@ -230,7 +230,7 @@ struct GemmConsumer {
       release_previous();
       round_second<kRows>(sums);
       multiply<kRows, 1>(sums, false);
-      end_block();
+      place.advance();
     }
     release_previous();
     round_second<kRows>(sums);
@@ -247,11 +247,11 @@ struct GemmConsumer {
     begin_block();
     multiply<c.tile_rows, 0>(sums, false);
     multiply<c.tile_rows, 1>(sums, false);
-    end_block();
+    place.advance();
 #pragma unroll 1
     for (u32 block = 1; block < work.num_blocks; ++block) {
       multiply_block<c.tile_rows>(sums);
-      end_block();
+      place.advance();
     }
     ptx::wgmma_wait_group<0>();
     release_previous();
@@ -310,7 +310,6 @@ struct GemmConsumer {
   __device__ __forceinline__ void begin_block() {
     ptx::mbarrier_wait(shared.full(place.slot), place.parity);
   }
-  __device__ __forceinline__ void end_block() { place.advance(); }
   // The slot before the current one.
   __device__ __forceinline__ void release_previous() {
     const u32 slot = (place.slot == 0 ? c.stages : place.slot) - 1;
