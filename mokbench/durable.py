@@ -17,7 +17,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def append_line(path: Path, text: str) -> None:
-    """Append one line and sync it; on any error the file is cut back to what it held before.
+    """Append one line and sync it; on an error the file is cut back to what it held before.
 
     A full disk (ENOSPC), a quota or RLIMIT_FSIZE (EFBIG) can accept part of a line: the cut back
     is what keeps the lines before it readable. Raises OSError.
@@ -25,12 +25,16 @@ def append_line(path: Path, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         whole = os.fstat(descriptor).st_size
+        is_whole = False
         try:
             _write_all(descriptor, text.encode() + b"\n")
+            is_whole = True
             os.fsync(descriptor)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, whole)
+        except BaseException as error:
+            # Ctrl-C during the sync takes no line away that is there and that others may have read.
+            if not is_whole or isinstance(error, OSError):
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, whole)
             raise
     finally:
         os.close(descriptor)

@@ -43,6 +43,24 @@ def test_a_line_that_does_not_fit_is_taken_back(
     assert file.read_bytes() == b"first\n"
 
 
+def test_ctrl_c_during_the_sync_keeps_a_whole_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows"
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "fsync", interrupt)
+        append_line(file, "whole")
+    assert file.read_bytes() == b"whole\n"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "write", interrupt)
+        append_line(file, "not begun")
+    assert file.read_bytes() == b"whole\n"
+
+
 def test_a_replaced_file_keeps_its_old_content_until_the_new_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
