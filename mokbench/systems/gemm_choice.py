@@ -71,6 +71,11 @@ class GemmChoice:
     notes: tuple[str, ...]
 
     @property
+    def weighted(self) -> "GemmChoice":
+        """The same, with a weight for each row behind SwiGLU."""
+        return replace(self, gate_up=replace(self.gate_up, row_weights=True))
+
+    @property
     def kernels(self) -> list[tuple[str, str]]:
         """Source and C++ expression of both, for jit.build_all."""
         return [(SOURCE, config.expression) for config in (self.gate_up, self.down)]
