@@ -132,6 +132,7 @@ class GroupRun:
             list(system.candidates),
             system.set_num_sms,
             lambda: self._run(entry),
+            lambda: self._settle(entry),
         )
         entry.found.append(found.note)
         return True

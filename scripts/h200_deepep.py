@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from steps import run_steps
 
 from mokbench.cells import expand
@@ -108,6 +109,7 @@ def sweep(works: list[Workload], fabric: CudaFabric) -> dict[str, Any]:
             list(system.candidates),
             system.set_num_sms,
             partial(system.run, *here),
+            torch.cuda.synchronize,
         )
         name = f"{work.model.name}.r{work.ranks}.t{work.tokens_per_rank}"
         found[name] = {

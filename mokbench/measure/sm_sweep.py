@@ -14,8 +14,6 @@ from mokbench.measure.columns import DURATION
 from mokbench.measure.timing import Step, Timer
 
 _ROUNDS, _PASSES = 2, 5
-# The first passes of a count compile and load its kernels.
-_WARMUP = 2
 
 
 @dataclass(frozen=True)
@@ -42,14 +40,17 @@ def sweep_sms(
     candidates: list[int],
     set_num_sms: Callable[[int], None],
     step: Step,
+    settle: Callable[[], None],
 ) -> SmSweep:
     """Time ``step`` at every candidate and leave the system at the best. Collective.
 
-    All ranks see all samples, so they choose alike.
+    ``settle`` waits for the GPU. All ranks see all samples, so they choose alike.
     """
     for num_sms in candidates:
         set_num_sms(num_sms)
-        timer.isolated(step, _WARMUP)
+        # A count's first pass may compile, longer on one rank than an alignment would wait.
+        step()
+        settle()
     samples: dict[int, list[np.ndarray]] = {num_sms: [] for num_sms in candidates}
     for _ in range(_ROUNDS):
         for num_sms in candidates:
