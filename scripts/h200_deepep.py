@@ -53,7 +53,8 @@ def command(out: Path, name: str, *arguments: str) -> dict[str, Any]:
 
 def check_step(out: Path) -> dict[str, Any]:
     """The GPU tests of DeepEP, the comparison with a bare loop left to its own step."""
-    chosen = ["tests/gpu/test_deepep.py", "-k", "not bare_loop"]
+    files = ["tests/gpu/test_expanded_rows.py", "tests/gpu/test_deepep.py"]
+    chosen = [*files, "-k", "not bare_loop"]
     options = ["-v", "-s", "-rs", "--durations=8", "-p", "no:cacheprovider"]
     return command(out, "check", "-m", "pytest", *chosen, *options)
 

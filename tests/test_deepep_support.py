@@ -1,4 +1,4 @@
-"""What DeepEP is said to need: every refusal with its reason and what to do, on made-up machines."""
+"""What DeepEP is said to need: every refusal with what to do about it, on made-up machines."""
 
 from pathlib import Path
 
