@@ -6,9 +6,9 @@ and weights lie where the GEMMs want them; combine begins at the expert outputs.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 from mokbench import deep_ep_package
 from mokbench.errors import UnsupportedError
@@ -21,6 +21,7 @@ from mokbench.systems.deepep_support import (
     nccl_reason,
     token_capacity,
 )
+from mokbench.systems.gemm_choice import expanded_bytes
 from mokbench.systems.options import DeepepOptions
 from mokbench.workload import Cell
 
@@ -39,6 +40,7 @@ class Exchange(Protocol):
     """Dispatch, experts and combine through one interface of DeepEP."""
 
     num_sms: int
+    advised_sms: int
 
     @property
     def candidates(self) -> Sequence[int]:
@@ -82,8 +84,6 @@ class Deepep:
     @staticmethod
     def workspace_bytes(cell: Cell) -> int:
         """Buffer by DeepEP's formula, received rows at their worst, the GEMMs' outputs."""
-        from mokbench.systems.expanded_experts import expanded_bytes
-
         options, work = expect_options(options_of(cell), DeepepOptions), cell.workload
         model, ranks = work.model, work.ranks
         tokens, local = token_capacity(max(1, work.tokens_per_rank)), model.experts // ranks
@@ -106,8 +106,15 @@ class Deepep:
             )
         deep_ep = _import(setup.fabric, api)
         self._options, self._version = options, str(getattr(deep_ep, "__version__", "unknown"))
-        self._exchange = _exchange(api, deep_ep, setup, options)
-        self._warm(setup)
+        self._exchange = _agreed(
+            setup.fabric, "does not start", lambda: _exchange(api, deep_ep, setup, options)
+        )
+        exchange = self._exchange
+        # Each rank asks the driver for its links, and with different counts ranks would wait for
+        # one another for good.
+        exchange.advised_sms = min(setup.fabric.gather(exchange.advised_sms))
+        exchange.num_sms = exchange.advised_sms if isinstance(asked, str) else asked
+        _agreed(setup.fabric, "fails in its first pass", lambda: self._warm(setup))
 
     @property
     def candidates(self) -> Sequence[int]:
@@ -163,18 +170,32 @@ class Deepep:
         x = torch.zeros(tokens, model.hidden, dtype=torch.bfloat16, device=device)
         topk_idx = torch.arange(tokens * model.top_k, device=device) % model.experts
         topk_weights = torch.ones(tokens, model.top_k, device=device)
-        problem = None
-        try:
-            for _ in range(2):
-                self.run(x, topk_idx.view(tokens, model.top_k), topk_weights)
-            torch.cuda.synchronize()
-        except RuntimeError as error:
-            problem = str(error).strip().splitlines()[0]
-        problems = [
-            f"rank {r}: {text}" for r, text in enumerate(setup.fabric.gather(problem)) if text
-        ]
-        if problems:
-            raise UnsupportedError(f"DeepEP's first pass fails: {'; '.join(problems)}")
+        for _ in range(2):
+            self.run(x, topk_idx.view(tokens, model.top_k), topk_weights)
+        torch.cuda.synchronize()
+
+
+Made = TypeVar("Made")
+
+
+def _agreed(fabric: "CudaFabric", what: str, make: Callable[[], Made]) -> Made:
+    """What ``make`` returns; UnsupportedError alike on all ranks where DeepEP refuses on one.
+
+    A GPU that is too full refuses nothing: that is an error of the row.
+    """
+    import torch
+
+    made, problem = None, None
+    try:
+        made = make()
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, AssertionError) as error:
+        problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    problems = [f"rank {r}: {text}" for r, text in enumerate(fabric.gather(problem)) if text]
+    if problems:
+        raise UnsupportedError(f"DeepEP {what}: {'; '.join(problems)}")
+    return cast(Made, made)
 
 
 def buffer_bytes(cell: Cell) -> int:

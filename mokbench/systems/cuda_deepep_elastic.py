@@ -63,8 +63,7 @@ class ElasticExchange:
         self._share = setup.fabric.num_sms
         # Its advice knows nothing of ranks that share a GPU.
         advice = int(self._buffer.get_theoretical_num_sms(model.experts, model.top_k))
-        self.advised_sms = min(advice, self._share)
-        self.num_sms = self.advised_sms if isinstance(options.num_sms, str) else options.num_sms
+        self.num_sms = self.advised_sms = min(advice, self._share)
 
     @property
     def candidates(self) -> Sequence[int]:

@@ -38,8 +38,7 @@ class NormalExchange:
         self._buffer = kinds(group, num_bytes, 0, explicitly_destroy=True)
         self._num_bytes = num_bytes
         self._share = fabric.num_sms
-        advised = min(_ADVISED_SMS, self._share) // 2 * 2
-        self.num_sms = advised if isinstance(options.num_sms, str) else options.num_sms
+        self.num_sms = self.advised_sms = min(_ADVISED_SMS, self._share) // 2 * 2
         self._most_rows = self._worst_tokens * min(model.top_k, self._num_local)
         fp8 = options.dispatch_dtype == "fp8"
         self._rows = ExpandedRows(model.hidden, model.intermediate, fabric, fp8)
@@ -51,7 +50,7 @@ class NormalExchange:
     def candidates(self) -> Sequence[int]:
         """Even SM counts that fit this rank's share."""
         fitting = {count for count in _EVEN_SMS if count <= self._share}
-        return sorted(fitting | {min(_ADVISED_SMS, self._share) // 2 * 2})
+        return sorted(fitting | {self.advised_sms})
 
     @property
     def notes(self) -> Sequence[str]:
@@ -108,7 +107,7 @@ class NormalExchange:
 class LowLatencyExchange:
     """Buffer's low-latency mode: a slot for every (expert, source, token), weighted combine."""
 
-    num_sms = 0
+    num_sms = advised_sms = 0
 
     def __init__(self, deep_ep: Any, setup: Setup, options: DeepepOptions) -> None:
         work, model = setup.workload, setup.workload.model

@@ -10,10 +10,9 @@ from mokbench.systems import Setup
 from mokbench.systems.cuda_local import require_fast_kernels
 from mokbench.systems.expanded_rows import ExpandedRows
 from mokbench.systems.expert_gemms import ExpertGemms
-from mokbench.systems.gemm_choice import choose, expert_gemm_bytes
+from mokbench.systems.gemm_choice import choose
 from mokbench.systems.options import GemmOptions
 from mokbench.systems.torch_gemms import TorchGemmLimit
-from mokbench.workload import Model
 
 
 class ExpandedExperts:
@@ -67,10 +66,3 @@ class ExpandedExperts:
         if self._limit is not None:
             self._limit.lift()
             self._limit = None
-
-
-def expanded_bytes(model: Model, local_experts: int, capacity: int, gemm: str) -> int:
-    """What an ExpandedExperts holds or allocates in a call, beyond weights and x_rows."""
-    if gemm == "ours":
-        return expert_gemm_bytes(capacity, local_experts, model.hidden, model.intermediate)
-    return 2 * capacity * (model.hidden + 3 * model.intermediate)
