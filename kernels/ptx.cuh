@@ -225,6 +225,21 @@ __device__ __forceinline__ u32 cvt_rn_bf16x2(float low, float high) {
   return packed;
 }
 
+// Two E4M3, rounded to nearest even; what is larger than 448 becomes 448.
+__device__ __forceinline__ u16 cvt_rn_satfinite_e4m3x2(float low, float high) {
+  u16 packed;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+// Two E4M3 as FP32, which is exact.
+__device__ __forceinline__ void cvt_f32_e4m3x2(float& low, float& high, u16 packed) {
+  asm("{\n\t.reg .b32 pair;\n\t.reg .b16 first, second;\n\t"
+      "cvt.rn.f16x2.e4m3x2 pair, %2;\n\tmov.b32 {first, second}, pair;\n\t"
+      "cvt.f32.f16 %0, first;\n\tcvt.f32.f16 %1, second;\n\t}"
+      : "=f"(low), "=f"(high)
+      : "h"(packed));
+}
+
 // One instruction each: CUDA's functions add range checks.
 __device__ __forceinline__ float ex2_approx(float x) {
   float y;

@@ -5,12 +5,12 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
-from mokbench import machine, twin
+from mokbench import deep_ep_package, machine, twin
 from mokbench.errors import UnsupportedError
 from mokbench.finding import Finding, State, isolated
+from mokbench.systems.deepep_support import software_reason
 
 _SHM = Path("/dev/shm")
 # Docker gives 64 MiB, which the quickstart's segments do not fit; it peaks below this.
@@ -137,31 +137,14 @@ def _mps() -> Iterator[Finding]:
 
 
 def _deep_ep() -> Iterator[Finding]:
-    spec = find_spec("deep_ep")
-    if spec is None or spec.origin is None:
+    package = deep_ep_package.find()
+    if package is None:
         advice = "rows of deepep are unsupported without it: github.com/deepseek-ai/DeepEP"
         yield Finding("deep_ep", "not installed", State.NOTE, advice)
         return
-    found = machine.version("deep_ep") or machine.version("deep-ep") or "of unknown version"
-    generation = deep_ep_generation(Path(spec.origin).read_text(encoding="utf-8"))
-    text = f"{found}, {generation}"
-    if "ElasticBuffer" in generation and shutil.which("nvcc") is None:
-        advice = "it compiles its kernels when they are first used: put nvcc on the PATH"
-        yield Finding("deep_ep", text, State.PROBLEM, advice)
-    else:
-        yield Finding("deep_ep", text)
-
-
-def deep_ep_generation(source: str) -> str:
-    """Which interface a deep_ep package offers, from the text of its __init__.py.
-
-    Importing it needs a GPU and loads NCCL, which a report must not.
-    """
-    if re.search(r"\bElasticBuffer\b", source):
-        return "second generation (ElasticBuffer)"
-    if re.search(r"\bBuffer\b", source):
-        return "first generation (Buffer)"
-    return "of unknown generation"
+    text = f"{package.version or 'of unknown version'}, {package.generation}"
+    problem = software_reason("elastic" if package.elastic else "normal", package)
+    yield Finding("deep_ep", text, State.PROBLEM if problem else State.OK, problem)
 
 
 def _leading(text: str) -> tuple[int, ...]:

@@ -4,9 +4,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mokbench import reference
-from mokbench.systems import System
+from mokbench.layer import Layer
+from mokbench.systems import Noted, System, TakesInt64
 from mokbench.workload import Cell
 
 
@@ -18,8 +20,22 @@ class Entry:
     system: System
     facts: dict[str, Any] = field(default_factory=dict)
     problem: str | None = None
+    # What the harness found out for the system, a line each.
+    found: list[str] = field(default_factory=list)
     # Only preparing can tell: a library that is too old, a compiler that is missing.
     unsupported: str | None = None
+
+    def take(self, layer: Layer) -> None:
+        """Inputs in the types that the system takes; x is not copied."""
+        topk_idx = layer.topk_idx
+        topk_idx = topk_idx.long() if isinstance(self.system, TakesInt64) else topk_idx
+        self.inputs: tuple[Tensor, Tensor, Tensor] = (layer.x, topk_idx, layer.topk_weights)
+
+    def note(self) -> None:
+        """What the rows of this system say about how it ran."""
+        own = self.system.notes if isinstance(self.system, Noted) else ()
+        if lines := [*self.found, *own]:
+            self.facts["notes"] = lines
 
     @property
     def usable(self) -> bool:
@@ -29,7 +45,8 @@ class Entry:
     def judge(self, by_rank: list[dict[str, Any]], dtype: torch.dtype) -> None:
         """Same verdict on all ranks, from all ranks' errors; ``dtype`` is the input's."""
         sums = [rank["sums"] for rank in by_rank]
-        accuracy = reference.judge(sums, self.cells[0].workload.dtype)
+        cell = self.cells[0]
+        accuracy = reference.judge(sums, cell.workload.dtype, cell.dispatch_dtype)
         repeat = all(rank["repeat"] for rank in by_rank)
         peaks = [rank["peak_memory_bytes"] for rank in by_rank]
         self.facts = {

@@ -17,9 +17,10 @@ from mokbench.errors import MokbenchError, UnsupportedError
 from mokbench.fabric.group import PeerLostError
 from mokbench.layer import Layer
 from mokbench.measure.in_turn import Lane, measure_in_turn, rank_spread_us
+from mokbench.measure.sm_sweep import sweep_sms
 from mokbench.measure.timing import Step
 from mokbench.stats import StopRule
-from mokbench.systems import Checked, Noted, Phased, Setup, options_of, system_class
+from mokbench.systems import Checked, Phased, Setup, Tuned, options_of, system_class
 from mokbench.workload import Cell, Regime
 
 # Phases are a by-product of a row, so they get a fraction of its time.
@@ -78,10 +79,7 @@ class GroupRun:
             "routing_digest": routing.digest(),
             "imbalance": asdict(metrics.imbalance(routing, work.model.experts, work.ranks)),
             "expert_counts": metrics.expert_counts(routing, work.model.experts).tolist(),
-            "traffic": {
-                protocol: asdict(metrics.traffic(routing, work, protocol))
-                for protocol in ("per_route", "per_rank")
-            },
+            "traffic": metrics.traffic_by_protocol(routing, work),
             "num_tokens": sum(routing.num_tokens),
             "num_ranks": work.ranks,
             "flops": metrics.layer_flops(routing, work),
@@ -93,6 +91,7 @@ class GroupRun:
         """Prepare a system and let it pass the oracle; its problem says why it did not."""
         self._report(cells[0].id, "prepare")
         entry = Entry(cells, system_class(cells[0].system, cells[0].fabric)())
+        entry.take(self._layer)
         peak = self._bench.peak_memory()
         start = perf_counter()
         self._prepare(entry)
@@ -102,6 +101,9 @@ class GroupRun:
         output = self._run(entry)
         self._settle(entry)
         t_first_us = (perf_counter() - start) * 1e6
+        if self._sweep_sms(entry):
+            output = self._run(entry)
+            self._settle(entry)
         first = output.clone()
         # What the second run does not write stays NaN, and shows as a difference.
         output.fill_(float("nan"))
@@ -115,9 +117,25 @@ class GroupRun:
             "peak_memory_bytes": peak.rise_bytes(),
         }
         entry.judge(self._fabric.gather(mine), self._layer.x.dtype)
-        if isinstance(entry.system, Noted):
-            entry.facts["notes"] = list(entry.system.notes)
+        entry.note()
         return entry
+
+    def _sweep_sms(self, entry: Entry) -> bool:
+        """Let a system that leaves it open run on the number of SMs that is fastest here."""
+        system = entry.system
+        if not isinstance(system, Tuned) or not system.candidates:
+            return False
+        self._report(entry.cells[0].id, "SM sweep")
+        found = sweep_sms(
+            self._fabric,
+            self._bench.timer,
+            list(system.candidates),
+            system.set_num_sms,
+            lambda: self._run(entry),
+            lambda: self._settle(entry),
+        )
+        entry.found.append(found.note)
+        return True
 
     def _prepare(self, entry: Entry) -> None:
         """Prepare on every rank; what one rank could not do is the entry's problem on all."""
@@ -153,8 +171,7 @@ class GroupRun:
         )
 
     def _run(self, entry: Entry) -> Tensor:
-        layer = self._layer
-        return entry.system.run(layer.x, layer.topk_idx, layer.topk_weights)
+        return entry.system.run(*entry.inputs)
 
     def _measure(self, entries: list[Entry], results: dict[str, dict[str, Any]]) -> None:
         """All rows of one regime in turn, then those of the next: regimes are never mixed."""
@@ -251,7 +268,7 @@ class GroupRun:
 
     def _phases(self, entry: Entry) -> dict[str, Any]:
         """Dispatch and combine alone, where the system has them apart; us, slowest rank."""
-        system, layer = entry.system, self._layer
+        system = entry.system
         if not isinstance(system, Phased):
             return {}
         self._report(entry.cells[0].id, "phases")
@@ -259,7 +276,7 @@ class GroupRun:
 
         def measure(iterations: int) -> Tensor:
             return self._bench.timer.phases(
-                lambda: system.dispatch(layer.x, layer.topk_idx, layer.topk_weights),
+                lambda: system.dispatch(*entry.inputs),
                 system.compute,
                 system.combine,
                 iterations,

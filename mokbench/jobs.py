@@ -64,6 +64,9 @@ class Worker:
         if workload not in self._layers:
             while len(self._layers) >= _MAX_LAYERS:
                 self._layers.pop(next(iter(self._layers)))
+            if self._bench.device != "cpu":
+                # What torch keeps for later here, no other rank of this GPU can have.
+                torch.cuda.empty_cache()
             self._layers[workload] = Layer.build(workload, self._fabric.rank, self._bench.device)
         return self._layers[workload]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mokbench import deep_ep_package
 from mokbench.gpus import read_gpus
 
 # Their change makes figures of another machine; UUIDs and kernel versions do not.
@@ -95,7 +96,7 @@ def describe() -> Machine:
         cuda=torch_cuda(torch_version),
         torch=torch_version,
         nccl=_first_version("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
-        deep_ep=_first_version("deep_ep", "deep-ep"),
+        deep_ep=_deep_ep_version(),
         cpu=cpu_model(),
         topology=gpus.topology,
         gpu_memory_bytes=gpus.memory_bytes,
@@ -125,8 +126,8 @@ def version(package: str) -> str | None:
 @cache
 def versions() -> dict[str, str]:
     """Versions of what takes part in a run, for run.json."""
-    names = ("mokbench", "torch", "numpy", "scipy", "pyarrow", "cuda-core", "deep_ep")
-    found = {name: version(name) for name in names}
+    names = ("mokbench", "torch", "numpy", "scipy", "pyarrow", "cuda-core")
+    found = {name: version(name) for name in names} | {"deep_ep": _deep_ep_version()}
     return {name: text for name, text in found.items() if text is not None}
 
 
@@ -229,6 +230,11 @@ def _os_name() -> str:
         return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
     except OSError:
         return platform.system()
+
+
+def _deep_ep_version() -> str | None:
+    found = deep_ep_package.find()
+    return found.version if found else None
 
 
 def _first_version(*packages: str) -> str | None:

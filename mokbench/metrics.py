@@ -5,7 +5,7 @@ Bytes are bytes, times are seconds, rates are per second. A figure that has no m
 routed, nothing crosses a link) is None, never 0.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -111,6 +111,9 @@ class WireFormat:
         return int(np.ceil(hidden * self.element_bytes)) + scales
 
 
+FP8 = WireFormat(1, scale_bytes=4, scale_block=128)
+
+
 @dataclass(frozen=True)
 class Traffic:
     """Payload bytes of one layer pass between ranks, summed over them.
@@ -168,6 +171,15 @@ def traffic(
         combine_useful=rows["per_rank"] * combine_row,
         combine_wire=rows[combine_protocol or protocol] * combine_row,
     )
+
+
+def traffic_by_protocol(routing: "Routing", workload: "Workload") -> dict[str, dict[str, int]]:
+    """Traffic of each protocol that a row may name; ``per_rank.fp8`` dispatches in FP8."""
+    return {
+        "per_route": asdict(traffic(routing, workload, "per_route")),
+        "per_rank": asdict(traffic(routing, workload, "per_rank")),
+        "per_rank.fp8": asdict(traffic(routing, workload, "per_rank", dispatch=FP8)),
+    }
 
 
 def traffic_to_all(per_rank: Traffic, workload: "Workload", num_tokens: int) -> Traffic:

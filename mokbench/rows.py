@@ -187,6 +187,8 @@ def _traffic(cell: Cell, system: type[System], facts: dict[str, Any]) -> dict[st
     if system.traffic is None:
         return None
     protocol = "per_rank" if system.traffic == "all" else system.traffic
+    if cell.dispatch_dtype != cell.workload.dtype:
+        protocol += f".{cell.dispatch_dtype}"
     found = metrics.Traffic(**facts["traffic"][protocol])
     if system.traffic == "all":
         found = metrics.traffic_to_all(found, cell.workload, facts["num_tokens"])

@@ -77,6 +77,11 @@ class Cell:
         """Readable form of the options, empty for the defaults: ``block_m=128,ring_tiles=2``."""
         return ",".join(f"{name}={value}" for name, value in self.options)
 
+    @property
+    def dispatch_dtype(self) -> str:
+        """What rows travel as on their way to the experts: the option, or the workload's dtype."""
+        return str(dict(self.options).get("dispatch_dtype", self.workload.dtype))
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; ``from_dict`` gives an equal cell back."""
         data = asdict(self)

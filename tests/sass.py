@@ -38,7 +38,7 @@ _SILENT = _opcodes(
 # Results that are no addresses: data, indices of threads, time.
 _DATA = _opcodes(
     "ATOMS B2R BREV CS2R F2F F2FP F2I FADD FFMA FLO FMUL I2F I2FP LDS MATCH MUFU P2R POPC REDUX "
-    "S2R S2UR SHFL UFLO VOTE VOTEU"
+    "S2R S2UR SHFL UFLO VOTE VOTEU FMNMX HADD2"
 )
 # Results that come from the operands.
 _ALU = _opcodes(

@@ -8,6 +8,7 @@ from mokbench.fabric.overlap import OverlapArgs
 from mokbench.gemm_config import SOURCE, TILE_ROWS, GemmConfig, most_stages
 from mokbench.measure.gpu_timing import AlignArgs, StampArgs
 from mokbench.systems.cuda_push_workspace import KERNELS, PushArgs
+from mokbench.systems.expanded_rows import RowsArgs
 
 PUSH_CONFIG = (
     "mokbench::Config{.num_ranks=4,.num_experts=128,.top_k=8,.max_tokens=4096,.hidden=7168,"
@@ -38,7 +39,11 @@ GEMM_KERNELS = [
     for rows in TILE_ROWS
     for swiglu in (False, True)
     for row_weights in (False, True)
-] + [(SOURCE, GemmConfig(swiglu=swiglu, split_k=True).expression) for swiglu in (False, True)]
+] + [
+    (SOURCE, GemmConfig(swiglu=swiglu, row_weights=row_weights, split_k=True).expression)
+    for swiglu in (False, True)
+    for row_weights in (False, True)
+]
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,10 @@ SHIPPED = [
     Shipped("timing.cuh", "align_ranks<4>", AlignArgs),
     Shipped("timing.cuh", "stamp_clocks", StampArgs, segments=False),
     Shipped("timing.cuh", "delay", ctypes.c_uint64, segments=False),
+    *(
+        Shipped("expanded_rows.cuh", name, RowsArgs, segments=False)
+        for name in ("weighted_swiglu<2048>", "quantize_rows<7168>", "dequantize_rows<7168>")
+    ),
     *(
         Shipped(
             f"push/{file}.cuh",

@@ -12,10 +12,10 @@ from fake_nvml import GIB, Box, one_gpu_vm, refused
 from rich.console import Console
 from runs import mokbench
 
-from mokbench import doctor, doctor_gpus, doctor_software, machine, systems, twin
+from mokbench import deep_ep_package, doctor, doctor_gpus, machine, systems, twin
 from mokbench.doctor import Diagnosis, ask, examine, screen, to_json
 from mokbench.doctor_gpus import gpu_findings, throttle_reasons
-from mokbench.doctor_software import deep_ep_generation, host_findings, software_findings
+from mokbench.doctor_software import host_findings, software_findings
 from mokbench.errors import UnsupportedError
 from mokbench.finding import Finding, State
 
@@ -263,12 +263,22 @@ def test_host_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install ." in (found.advice or "")
 
 
+def make_toolkit(home: Path) -> None:
+    """The two programs that DeepEP runs, which do nothing here."""
+    (home / "bin").mkdir(parents=True)
+    for name in ("nvcc", "cuobjdump"):
+        (home / "bin" / name).touch(mode=0o755)
+
+
 def test_software(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = tmp_path / "deep_ep"
     package.mkdir()
-    (package / "__init__.py").write_text("raise SystemExit('imported')\nclass ElasticBuffer: ...\n")
+    (package / "__init__.py").write_text(
+        "raise SystemExit('imported')\nclass ElasticBuffer: ...\n__version__ = '2.1.0'\n"
+    )
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     monkeypatch.syspath_prepend(tmp_path)
-    versions = {"torch": "2.11.0+cu130", "nvidia-nccl-cu13": "2.28.9", "deep_ep": "2.1.0"}
+    versions = {"torch": "2.11.0+cu130", "nvidia-nccl-cu13": "2.28.9"}
     tools: dict[str, str] = {"nvidia-cuda-mps-control": "/usr/bin/nvidia-cuda-mps-control"}
     monkeypatch.setattr(machine, "version", versions.get)
     monkeypatch.setattr(shutil, "which", tools.get)
@@ -282,31 +292,23 @@ def test_software(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     }
     assert "NCCL 2.30" in (found["NCCL"].advice or "")
     assert "pip install 'mokbench[cuda]'" in (found["NVRTC"].advice or "")
-    assert "nvcc" in (found["deep_ep"].advice or "")
-    versions["nvidia-nccl-cu13"], tools["nvcc"] = "2.30.4", "/usr/local/cuda/bin/nvcc"
+    assert "NCCL 2.30.4 or newer" in (found["deep_ep"].advice or "")
+    versions["nvidia-nccl-cu13"] = "2.30.4"
     found = by_name(software_findings())
-    assert found["NCCL"].state is found["deep_ep"].state is State.OK
+    assert found["NCCL"].state is State.OK
+    assert found["deep_ep"].state is State.PROBLEM
+    assert "no nvcc and no cuobjdump" in (found["deep_ep"].advice or "")
+    make_toolkit(tmp_path / "cuda")
+    assert by_name(software_findings())["deep_ep"].state is State.OK
 
 
 def test_missing_software(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "version", lambda _: None)
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    monkeypatch.setattr(doctor_software, "find_spec", lambda _: None)
+    monkeypatch.setattr(deep_ep_package, "find", lambda: None)
     found = by_name(software_findings())
     assert all(finding.advice for finding in found.values())
     assert found["torch"].state is State.PROBLEM
-
-
-@pytest.mark.parametrize(
-    "source, generation",
-    [
-        ("from .buffer import Buffer, EventOverlap", "first generation (Buffer)"),
-        ("from .elastic import ElasticBuffer\nBuffer = 1", "second generation (ElasticBuffer)"),
-        ("", "of unknown generation"),
-    ],
-)
-def test_deep_ep_generation(source: str, generation: str) -> None:
-    assert deep_ep_generation(source) == generation
 
 
 def test_systems_answer_on_both_fabrics() -> None:

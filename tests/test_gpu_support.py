@@ -1,10 +1,10 @@
 """What the plain PyTorch systems of the cuda fabric say to a cell, on machines made up here."""
 
 import pytest
-from torch.cuda import nccl
 
 from mokbench import gpus
 from mokbench.errors import UnsupportedError
+from mokbench.fabric import nccl
 from mokbench.routing import RoutingSpec
 from mokbench.systems import cuda_alltoall, gpu_support
 from mokbench.systems.cuda_alltoall import Alltoall
@@ -73,10 +73,10 @@ def test_newer_or_unknown_nccl_may_share_a_gpu(machine):
 
 
 def test_an_unknown_nccl_is_asked_before_ranks_share_a_gpu(monkeypatch):
-    monkeypatch.setattr(nccl, "version", lambda: (2, 28, 9))
+    monkeypatch.setattr(nccl, "runtime_version", lambda: (2, 28, 9))
     with pytest.raises(UnsupportedError, match=r"NCCL 2\.30 or newer and this is 2\.28"):
         cuda_alltoall._require_shared_gpu()
-    monkeypatch.setattr(nccl, "version", lambda: (2, 30, 4))
+    monkeypatch.setattr(nccl, "runtime_version", lambda: (2, 30, 4))
     monkeypatch.delenv(cuda_alltoall.MULTI_RANK, raising=False)
     with pytest.raises(UnsupportedError, match="NCCL_MULTI_RANK_GPU_ENABLE=1"):
         cuda_alltoall._require_shared_gpu()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mokbench import reference
+from mokbench.fabric import nccl
 from mokbench.layer import Layer
 from mokbench.routing import RoutingSpec
 from mokbench.systems import Setup, cuda_alltoall, cuda_local, grouped_experts
@@ -144,7 +145,7 @@ def test_alltoall_matches_the_truth_of_all_ranks(monkeypatch, ranks, model, spec
         pytest.skip("needs several ranks")
     exchange = ThreadExchange(ranks)
     monkeypatch.setattr(torch.distributed, "all_to_all_single", exchange)
-    monkeypatch.setattr(cuda_alltoall, "_connect", lambda fabric: None)
+    monkeypatch.setattr(nccl, "connect", lambda fabric: None)
     for tokens in (1, 29):
         layers, outputs = run_alltoall(workload(model, spec, ranks=ranks, tokens=tokens), exchange)
         assert None not in outputs

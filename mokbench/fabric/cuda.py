@@ -6,6 +6,7 @@ NVLink multicast is never used.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -84,6 +85,16 @@ class CudaFabric(RankGroup):
         torch.cuda.synchronize()
         self.barrier()
         return SymmetricBuffer(own, pointers, handle)
+
+    @cached_property
+    def nccl_group(self) -> "dist.ProcessGroup":
+        """An NCCL group of these ranks, connected once and kept until ``close``.
+
+        For libraries that hold on to the communicator of a group for good.
+        """
+        from mokbench.fabric.nccl import connect
+
+        return connect(self)
 
     @property
     def signal(self) -> "CudaSignal":

@@ -17,6 +17,8 @@ HOST_SYSTEMS = ("mok", "push")
 class Comparison:
     """Step time of ``mok`` over that of ``other``: below 1, mok took less time.
 
+    Where systems are held against DeepEP, any of them stands in the place of ``mok``.
+
     ``basis``: ``turn`` when their blocks ran in turn (the ratio is the median over block pairs),
     ``separate`` when two medians are divided, whose interval is wide and leaves drift out.
     """

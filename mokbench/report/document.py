@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from mokbench.report import units, wording
+from mokbench.report import against_deepep, units, wording
+from mokbench.report.against_deepep import deepep_tables
 from mokbench.report.rows import Rows
 from mokbench.report.signaling import min_step_table, signaling_tables
 from mokbench.report.slowdown import slowdown_tables
@@ -26,12 +27,14 @@ class Section:
 def sections(rows: Rows) -> list[Section]:
     """Build the whole report; sections without content are left out."""
     steps, slowdowns = workload_tables(rows), slowdown_tables(rows)
+    deepep = deepep_tables(rows)
     found = [
         Section("", (*wording.runs(rows), wording.machine(rows.machine), *_warnings(rows))),
         Section("Step time", tables=tuple(steps)),
+        Section("Against DeepEP", tables=tuple(deepep)),
         Section("Step time over that of balanced routing", tables=tuple(slowdowns)),
         Section("Signaling", tables=tuple(_signaling(rows))),
-        Section("Reading the figures", tuple(_legend(steps, slowdowns))),
+        Section("Reading the figures", tuple(_legend([*steps, *deepep], slowdowns))),
         Section("Not measured", tables=tuple(_problems(rows))),
         Section("Notes", tuple(_notes(rows))),
     ]
@@ -97,6 +100,8 @@ def _legend(tables: Sequence[Table], slowdowns: Sequence[Table]) -> list[str]:
     lines = []
     if wording.AGAINST in titles:
         lines.append(wording.LEGEND)
+    if against_deepep.AGAINST in titles:
+        lines.append(against_deepep.LEGEND)
     said = [line for table in tables for line in table.sentences]
     if any(cell.startswith("~") for cell in cells) or any(wording.SEPARATE in s for s in said):
         lines.append(wording.LEGEND_SEPARATE)

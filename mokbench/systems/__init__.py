@@ -29,6 +29,7 @@ _CLASSES = {
 # Where a fabric has a class of its own; elsewhere the host's says that it cannot.
 _CUDA_CLASSES = {
     "push": "mokbench.systems.cuda_push:Push",
+    "deepep": "mokbench.systems.cuda_deepep:Deepep",
     "alltoall": "mokbench.systems.cuda_alltoall:Alltoall",
     "local": "mokbench.systems.cuda_local:Local",
 }
@@ -124,6 +125,28 @@ class Noted(Protocol):
     @property
     def notes(self) -> Sequence[str]:
         """A line each, the same on all ranks."""
+
+
+@runtime_checkable
+class Tuned(Protocol):
+    """A system that leaves it to a short measurement here how many SMs it runs on."""
+
+    @property
+    def candidates(self) -> Sequence[int]:
+        """SM counts to try, the same on all ranks; none where the config names one."""
+
+    def set_num_sms(self, num_sms: int) -> None:
+        """Use so many from the next pass on."""
+
+
+@runtime_checkable
+class TakesInt64(Protocol):
+    """A system whose library takes top-k ids as torch.topk gives them.
+
+    Its topk_idx is converted outside of what is timed, as the router's is outside of a layer.
+    """
+
+    takes_int64: ClassVar[bool]
 
 
 @runtime_checkable

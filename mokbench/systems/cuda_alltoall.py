@@ -7,7 +7,6 @@ price of this interface, paid inside dispatch. A CUDA graph cannot hold that wai
 """
 
 import os
-from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from mokbench.errors import UnsupportedError
@@ -20,6 +19,7 @@ from mokbench.systems.gpu_support import (
     shared_gpu_reason,
 )
 from mokbench.systems.options import AlltoallOptions
+from mokbench.systems.torch_gemms import TorchGemmLimit
 from mokbench.workload import Cell
 
 if TYPE_CHECKING:
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 
     from mokbench.fabric.cuda import CudaFabric
 
-# In the first pass a peer may wait in a collective while another rank compiles.
-_COMPILE_BOUND_S = 120.0
-# NCCL takes no more by itself.
-_MAX_CTAS = 32
 MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
@@ -45,7 +41,7 @@ class Alltoall:
 
     def __init__(self) -> None:
         self._group: ProcessGroup | None = None
-        self._limits_gemms = False
+        self._limit: TorchGemmLimit | None = None
 
     @staticmethod
     def supports(cell: Cell) -> str | None:
@@ -74,6 +70,7 @@ class Alltoall:
 
     def prepare(self, setup: Setup) -> None:
         """The NCCL group, which connects now, and what will be compiled in the first pass."""
+        from mokbench.fabric.nccl import connect
         from mokbench.systems import grouped_experts as experts
 
         fabric = cast("CudaFabric", setup.fabric)
@@ -89,8 +86,8 @@ class Alltoall:
         self._sum = maybe_compiled(experts.sum_slots)
         if fabric.ranks_per_gpu > 1:
             _require_shared_gpu()
-            self._limit_gemms(fabric)
-        self._group = _connect(fabric)
+        self._limit = TorchGemmLimit(fabric)
+        self._group = connect(fabric)
 
     def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
         """See System.run."""
@@ -155,9 +152,9 @@ class Alltoall:
             torch.cuda.synchronize()
             dist.destroy_process_group(self._group)
             self._group = None
-        if self._limits_gemms:
-            torch._C._set_sm_carveout_experimental(None)
-            self._limits_gemms = False
+        if self._limit is not None:
+            self._limit.lift()
+            self._limit = None
 
     def _exchange(self, rows: "Tensor", recv: list[int], send: list[int]) -> "Tensor":
         import torch.distributed as dist
@@ -165,14 +162,6 @@ class Alltoall:
         out = rows.new_empty(sum(recv), rows.shape[1])
         dist.all_to_all_single(out, rows, recv, send, group=self._group)
         return out
-
-    def _limit_gemms(self, fabric: "CudaFabric") -> None:
-        """Grouped GEMMs on a share of the SMs: one that took all would starve a peer's NCCL."""
-        import torch
-
-        there = torch.cuda.get_device_properties(fabric.device).multi_processor_count
-        torch._C._set_sm_carveout_experimental(there - fabric.num_sms)
-        self._limits_gemms = True
 
 
 def plan_sends(topk_idx: "Tensor", ranks: int, num_local: int) -> tuple["Tensor", "Tensor"]:
@@ -193,33 +182,10 @@ def plan_sends(topk_idx: "Tensor", ranks: int, num_local: int) -> tuple["Tensor"
 
 def _require_shared_gpu() -> None:
     """UnsupportedError unless NCCL will take several ranks on one GPU."""
-    from torch.cuda import nccl
+    from mokbench.fabric.nccl import runtime_version
 
-    reason = shared_gpu_reason(tuple(nccl.version()[:2]))  # type: ignore[no-untyped-call]
+    reason = shared_gpu_reason(runtime_version())
     if reason is None and os.environ.get(MULTI_RANK) != "1":
         reason = f"several ranks on one GPU need {MULTI_RANK}=1 in the ranks' environment"
     if reason:
         raise UnsupportedError(reason)
-
-
-def _connect(fabric: "CudaFabric") -> "ProcessGroup":
-    """An NCCL group over all ranks that has moved something; raises alike on every rank."""
-    import torch
-    import torch.distributed as dist
-
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=max(_COMPILE_BOUND_S, 2 * fabric.wait_bound_s))
-    if fabric.ranks_per_gpu > 1:
-        # All ranks' kernels must fit on the GPU together, since each waits for the others.
-        options.config.max_ctas = min(_MAX_CTAS, fabric.num_sms)
-    group = dist.new_group(backend="nccl", timeout=options._timeout, pg_options=options)
-    problem = None
-    try:
-        dist.all_reduce(torch.zeros(1, device=fabric.device), group=group)
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        problem = str(error)
-    problems = [f"rank {r}: {text}" for r, text in enumerate(fabric.gather(problem)) if text]
-    if problems:
-        raise UnsupportedError(f"NCCL does not connect these ranks: {'; '.join(problems)}")
-    return cast("ProcessGroup", group)

@@ -1,4 +1,4 @@
-"""DeepEP (ElasticBuffer, legacy Buffer); its adapter needs the cuda fabric, so it only refuses."""
+"""DeepEP on the host fabric, where it cannot be: it moves tokens between GPUs."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,7 +16,7 @@ _NEEDS_GPU = (
 
 
 class Deepep:
-    """DeepEP dispatch and combine around grouped GEMMs."""
+    """Refuses every cell; the cuda fabric's is in cuda_deepep.py."""
 
     name: ClassVar[str] = "deepep"
     deterministic: ClassVar[bool] = False
@@ -26,10 +26,8 @@ class Deepep:
 
     @staticmethod
     def supports(cell: Cell) -> str | None:
-        """Never on the host fabric."""
-        if cell.fabric == "host":
-            return _NEEDS_GPU
-        return "mokbench has no cuda fabric yet, which its DeepEP adapter needs"
+        """Never."""
+        return _NEEDS_GPU
 
     @staticmethod
     def num_threads(cell: Cell) -> int:

@@ -16,8 +16,9 @@ _ARCH = "sm_90a"
 class ExpertGemms:
     """x_rows [M, H] -> y_rows [M, H] for rows sorted by expert; rows behind the last are garbage.
 
-    w13 [E, 2 I, H] (packed here, a copy) and w2 [E, H, I], BF16. ``num_sms`` is the grid. Only
-    queues; what a call returns is overwritten by the next.
+    w13 [E, 2 I, H] (packed here, a copy) and w2 [E, H, I], BF16. ``num_sms`` is the grid. Where the
+    choice is weighted, a row's hidden values are multiplied by its weight before they are rounded.
+    Only queues; what a call returns is overwritten by the next.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class ExpertGemms:
         self._activated = torch.zeros(capacity, intermediate, **rows)
         self._y_rows = torch.zeros(capacity, hidden, **rows)
 
-    def __call__(self, x_rows: Tensor, row_ends: Tensor) -> Tensor:
-        """y_rows for at most ``capacity`` rows; ``row_ends`` [E] int32."""
+    def __call__(
+        self, x_rows: Tensor, row_ends: Tensor, row_weights: Tensor | None = None
+    ) -> Tensor:
+        """y_rows, at most ``capacity``; ``row_ends`` [E] int32, ``row_weights`` [M] FP32."""
         activated, y_rows = (t[: x_rows.shape[0]] for t in (self._activated, self._y_rows))
-        self._gate_up(x_rows, row_ends, activated)
+        self._gate_up(x_rows, row_ends, activated, row_weights)
         return self._down(activated, row_ends, y_rows)

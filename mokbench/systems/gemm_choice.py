@@ -14,7 +14,7 @@ from mokbench.gemm_config import (
     may_split,
 )
 from mokbench.systems.options import GemmOptions
-from mokbench.workload import Cell, Dtype, Workload
+from mokbench.workload import Cell, Dtype, Model, Workload
 
 # For what does not depend on the SMs.
 _SOME_SMS = 132
@@ -62,6 +62,13 @@ def expert_gemm_bytes(rows: int, experts: int, hidden: int, intermediate: int) -
     return 2 * (2 * experts * intermediate * hidden + rows * (intermediate + hidden)) + parts
 
 
+def expanded_bytes(model: Model, local_experts: int, capacity: int, gemm: str) -> int:
+    """What ExpandedExperts holds or allocates in a call, beyond weights and x_rows."""
+    if gemm == "ours":
+        return expert_gemm_bytes(capacity, local_experts, model.hidden, model.intermediate)
+    return 2 * capacity * (model.hidden + 3 * model.intermediate)
+
+
 @dataclass(frozen=True)
 class GemmChoice:
     """Configs of gate-and-up (with SwiGLU) and down, and how they came about, a line each."""
@@ -69,6 +76,11 @@ class GemmChoice:
     gate_up: GemmConfig
     down: GemmConfig
     notes: tuple[str, ...]
+
+    @property
+    def weighted(self) -> "GemmChoice":
+        """The same, with a weight for each row behind SwiGLU."""
+        return replace(self, gate_up=replace(self.gate_up, row_weights=True))
 
     @property
     def kernels(self) -> list[tuple[str, str]]:

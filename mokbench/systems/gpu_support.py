@@ -8,8 +8,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from mokbench import machine
 from mokbench.gpus import ranks_a_gpu, visible_gpus
-from mokbench.machine import version
 from mokbench.workload import Cell, Dtype
 
 # TMA strides of torch._grouped_mm are multiples of 16 bytes; its group count is below 1024.
@@ -71,9 +71,9 @@ def compile_reason() -> str | None:
 
 
 def nccl_version() -> tuple[int, ...] | None:
-    """(major, minor) of the NCCL package that torch comes with, None where there is none."""
-    found = next((text for text in map(version, _NCCL_PACKAGES) if text), None)
-    return tuple(map(int, re.findall(r"\d+", found)[:2])) if found else None
+    """(major, minor, patch) of the NCCL package that torch loads, None where there is none."""
+    found = next((text for text in map(machine.version, _NCCL_PACKAGES) if text), None)
+    return tuple(map(int, re.findall(r"\d+", found)[:3])) if found else None
 
 
 def shared_gpu_reason(found: tuple[int, ...] | None) -> str | None:

@@ -77,11 +77,21 @@ class LocalOptions(CompiledOptions, GemmOptions):
     gemm: Literal["ours", "torch"] = Field("torch", description="grouped GEMM (cuda)")
 
 
-class DeepepOptions(SystemOptions):
-    """DeepEP dispatch and combine around grouped GEMMs."""
+class DeepepOptions(GemmOptions):
+    """DeepEP dispatch and combine around grouped GEMMs (cuda)."""
 
-    num_sms: int | Literal["auto"] = Field("auto", description="SMs for communication")
-    gemm: Literal["ours", "torch"] = Field("ours", description="grouped GEMM between the two")
+    api: Literal["auto", "elastic", "normal", "low_latency"] = Field(
+        "auto",
+        description="ElasticBuffer, or a mode of the legacy Buffer; auto: the newest there is",
+    )
+    num_sms: PositiveInt | Literal["auto", "best"] = Field(
+        "auto",
+        description="SMs that move rows; auto: as DeepEP advises, best: the fastest of some here",
+    )
+    cpu_sync: bool = Field(False, description="the CPU waits for row counts, outputs fit exactly")
+    dispatch_dtype: Literal["bf16", "fp8"] = Field(
+        "bf16", description="what rows travel as; fp8 is quantised inside dispatch"
+    )
     deterministic: bool = Field(False, description="ask DeepEP for a stable row order")
 
 

@@ -25,7 +25,11 @@ def configs():
             for row_weights in (False, True):
                 stages = most_stages(tile_rows)
                 found.append(GemmConfig(tile_rows, stages, 8, swiglu, row_weights))
-    return found + [GemmConfig(swiglu=swiglu, split_k=True) for swiglu in (False, True)]
+    return found + [
+        GemmConfig(swiglu=swiglu, row_weights=row_weights, split_k=True)
+        for swiglu in (False, True)
+        for row_weights in (False, True)
+    ]
 
 
 @pytest.fixture(scope="module", autouse=True)
