@@ -51,13 +51,15 @@ def test_ctrl_c_during_the_sync_keeps_a_whole_line(
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", interrupt)
-        append_line(file, "whole")
+        with pytest.raises(KeyboardInterrupt):
+            append_line(file, "whole")
     assert file.read_bytes() == b"whole\n"
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "write", interrupt)
-        append_line(file, "not begun")
+        with pytest.raises(KeyboardInterrupt):
+            append_line(file, "not begun")
     assert file.read_bytes() == b"whole\n"
 
 
