@@ -43,26 +43,12 @@ __device__ __forceinline__ u32 weighted_swiglu_pair(u32 gate, u32 up, float weig
 template <u32 kIntermediate>
 __global__ void __launch_bounds__(kRowThreads, 1)
     weighted_swiglu(const __grid_constant__ RowsArgs a) {
-  using Batch = RowBatch<kIntermediate / kVecElements>;
   constexpr u64 kRowBytes = u64{kIntermediate} * 2;
-  static_assert(kIntermediate % kVecElements == 0, "16-byte accesses");
   for_own_rows(a, [&](u32 row) {
-    const char* gate_row = a.in + row * (2 * kRowBytes);
     const float weight = a.weights[row];
-    for (u32 nth = 0; nth < Batch::kPerRow; ++nth) {
-      Batch gate(nth);
-      Batch up(nth);
-      gate.load(gate_row, kFromHere);
-      up.load(gate_row + kRowBytes, kFromHere);
-#pragma unroll
-      for (u32 i = 0; i < Batch::kSize; ++i) {
-        ptx::Vec16& g = gate.vecs[i];
-        const ptx::Vec16& u = up.vecs[i];
-        g = {weighted_swiglu_pair(g.x, u.x, weight), weighted_swiglu_pair(g.y, u.y, weight),
-             weighted_swiglu_pair(g.z, u.z, weight), weighted_swiglu_pair(g.w, u.w, weight)};
-      }
-      gate.store(a.out + row * kRowBytes, kToHere);
-    }
+    swiglu_row<kIntermediate>(
+        a.in + row * (2 * kRowBytes), a.out + row * kRowBytes,
+        [weight](u32 gate, u32 up) { return weighted_swiglu_pair(gate, up, weight); });
   });
 }
 
@@ -91,8 +77,8 @@ __global__ void __launch_bounds__(kRowThreads, 1)
     for (u32 first = 0; first < kVecs; first += 32) {
       const u32 vec = first + threadIdx.x % 32;
       const ptx::Vec16 v = kFromHere(from + min(vec, kVecs - 1) * 16);
-      float amax = fmaxf(fmaxf(pair_amax(v.x), pair_amax(v.y)),
-                         fmaxf(pair_amax(v.z), pair_amax(v.w)));
+      float amax =
+          fmaxf(fmaxf(pair_amax(v.x), pair_amax(v.y)), fmaxf(pair_amax(v.z), pair_amax(v.w)));
 #pragma unroll
       for (u32 apart = kScaleLanes / 2; apart > 0; apart /= 2) {
         amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, apart));

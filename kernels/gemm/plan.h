@@ -126,8 +126,8 @@ struct TileQueue {
   // To write a tile's FP32 sums, or to read and add them: 128 KiB at some 30 bytes a cycle.
   static constexpr u32 kHandOverCycles = 5000;
 
-  // Cycles of a k-block: of the tensor cores, or of its operands' way into shared memory, 56 bytes
-  // a cycle as seen with tiles of 128 x 128 on an H200.
+  // Cycles of a k-block: of the tensor cores, or of its operands' way into shared memory, taken to
+  // be 56 bytes a cycle.
   static constexpr u32 block_cycles(u32 units, u32 cols) {
     const u32 loaded = (cols + units * kRowUnit) * 128 / 56;
     const u32 multiplied = units * cols / 2;

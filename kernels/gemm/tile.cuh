@@ -49,7 +49,7 @@ struct GemmShared {
   __device__ __forceinline__ u32 work_full(u32 slot) const { return full(2 * c.stages + slot); }
   __device__ __forceinline__ u32 work_empty(u32 slot) const { return work_full(kWorkSlots + slot); }
 
-  // One thread; the others wait at a __syncthreads behind it.
+  // One thread; the others wait at a barrier behind it.
   __device__ __forceinline__ void init_barriers() const {
     constexpr u32 kConsumerWarps = kConsumers * kGroupThreads / 32;
     constexpr u32 kLoaders = 1;

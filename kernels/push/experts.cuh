@@ -179,29 +179,35 @@ __device__ __forceinline__ u32 swiglu_pair(u32 gate, u32 up) {
                             swiglu(bf16_high(gate), bf16_high(up)));
 }
 
+// A warp's row: out [I] = pair(gate, up), two channels at a time; in [2 I] has gate, then up.
+template <u32 kIntermediate, class Pair>
+__device__ __forceinline__ void swiglu_row(const char* in, char* out, Pair pair) {
+  static_assert(kIntermediate % kVecElements == 0, "16-byte accesses");
+  using Batch = RowBatch<kIntermediate / kVecElements>;
+  for (u32 nth = 0; nth < Batch::kPerRow; ++nth) {
+    Batch gate(nth);
+    Batch up(nth);
+    gate.load(in, kFromHere);
+    up.load(in + u64{kIntermediate} * 2, kFromHere);
+#pragma unroll
+    for (u32 i = 0; i < Batch::kSize; ++i) {
+      ptx::Vec16& g = gate.vecs[i];
+      const ptx::Vec16& u = up.vecs[i];
+      g = {pair(g.x, u.x), pair(g.y, u.y), pair(g.z, u.z), pair(g.w, u.w)};
+    }
+    gate.store(out, kToHere);
+  }
+}
+
 // silu(gate) * up of the rows that have an expert, in FP32, a warp a row. Any grid.
 template <Config c>
 __global__ void __launch_bounds__(kPushThreads, 1) push_swiglu(const __grid_constant__ PushArgs a) {
-  static_assert(c.intermediate % kVecElements == 0, "16-byte accesses");
-  using Batch = RowBatch<c.intermediate / kVecElements>;
   constexpr u64 kRowBytes = u64{c.intermediate} * c.element_bytes;
   const u32 num_rows = static_cast<u32>(a.expert_ends[local_experts(c) - 1]);
   for (u32 row = blockIdx.x * kPushWarps + threadIdx.x / 32; row < num_rows;
        row += gridDim.x * kPushWarps) {
-    const char* gate_row = a.gate_up + row * (2 * kRowBytes);
-    for (u32 nth = 0; nth < Batch::kPerRow; ++nth) {
-      Batch gate(nth);
-      Batch up(nth);
-      gate.load(gate_row, kFromHere);
-      up.load(gate_row + kRowBytes, kFromHere);
-#pragma unroll
-      for (u32 i = 0; i < Batch::kSize; ++i) {
-        gate.vecs[i] = {
-            swiglu_pair(gate.vecs[i].x, up.vecs[i].x), swiglu_pair(gate.vecs[i].y, up.vecs[i].y),
-            swiglu_pair(gate.vecs[i].z, up.vecs[i].z), swiglu_pair(gate.vecs[i].w, up.vecs[i].w)};
-      }
-      gate.store(a.activated + row * kRowBytes, kToHere);
-    }
+    swiglu_row<c.intermediate>(a.gate_up + row * (2 * kRowBytes), a.activated + row * kRowBytes,
+                               swiglu_pair);
   }
 }
 

@@ -113,11 +113,6 @@ class History:
             finally:
                 lock.release()
 
-    def level_of(self, series: Series) -> Level | None:
-        """The newest level accepted for a series."""
-        own = [level for level in self.levels if tuple(series) in set(map(tuple, level.series))]
-        return own[-1] if own else None
-
     def last_commit(self, before: set[str]) -> str | None:
         """Commit of the newest launch that is not one of ``before``."""
         found = [x.commit for x in self.launches if x.launch not in before and x.commit]

@@ -4,7 +4,6 @@ One number, ``alpha``, is the price of a false alarm: of a single series, and, t
 Benjamini-Hochberg, of all series of a report together.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -199,13 +198,6 @@ def _adjusted(p: Floats, known: NDArray[np.bool_]) -> Floats:
     if known.any():
         found[known] = false_discovery_control(np.clip(p[known], 0.0, 1.0))
     return found
-
-
-def worst_first(calls: Sequence[Call]) -> list[int]:
-    """Positions of the calls, worst verdict first and the largest change first within one."""
-    return sorted(
-        range(len(calls)), key=lambda i: (ORDER.index(calls[i].verdict), -(calls[i].ratio or 0.0))
-    )
 
 
 def _number(value: float) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mokbench.record import Record
 from mokbench.report import units, wording
-from mokbench.report.comparison import Comparison, compare, may_compare
+from mokbench.report.comparison import Comparison, compare, reference
 from mokbench.report.rows import Row, Rows, Workload
 from mokbench.report.tables import Column, Table
 
@@ -74,19 +74,6 @@ def deepep_tables(rows: Rows) -> list[Table]:
     return [table for table in tables if table is not None]
 
 
-def reference(group: Sequence[Row], like: Row) -> Row | None:
-    """The DeepEP row to hold ``like`` against: of its run, defaults first, then as planned."""
-    candidates = [
-        row
-        for row in group
-        if row.record.system == "deepep"
-        and row.record.step_time_us is not None
-        and may_compare(row.record, like.record)
-    ]
-    ranked = sorted(candidates, key=lambda row: (row.run != like.run, row.record.variant != ""))
-    return ranked[0] if ranked else None
-
-
 def largest_cause(row: Record, deepep: Record, found: Comparison) -> Cause | None:
     """The phase that explains most of what ``found`` shows; None where none can be named."""
     low, high = found.ratio.low, found.ratio.high
@@ -127,7 +114,7 @@ def _phases(record: Record) -> list[Interval | None]:
 
 
 def _pair(row: Row, group: Sequence[Row]) -> AgainstDeepep | None:
-    deepep = reference(group, row)
+    deepep = reference(group, row, "deepep")
     if deepep is None or deepep == row:
         return None
     found = compare(row, deepep)

@@ -76,12 +76,12 @@ def may_compare(a: Record, b: Record) -> bool:
     return a.fabric != "host" or (a.system in HOST_SYSTEMS and b.system in HOST_SYSTEMS)
 
 
-def reference(group: Sequence[Row], like: Row) -> Row | None:
-    """Choose the MoK row to show ``like`` against: of its run if there is one, defaults first."""
+def reference(group: Sequence[Row], like: Row, system: str = "mok") -> Row | None:
+    """The row of ``system`` to show ``like`` against: of its run if one is, defaults first."""
     candidates = [
         row
         for row in group
-        if row.record.system == "mok"
+        if row.record.system == system
         and row.record.step_time_us is not None
         and may_compare(row.record, like.record)
     ]
