@@ -221,19 +221,10 @@ def _pushed_bytes(record: Any) -> int:
 
 
 def tests_step(out: Path) -> dict[str, Any]:
-    """The GPU tests."""
-    return command(
-        out,
-        "tests",
-        "-m",
-        "pytest",
-        "tests/gpu",
-        "-v",
-        "-s",
-        "--durations=12",
-        "-p",
-        "no:cacheprovider",
-    )
+    """The GPU tests up to the first that fails; those of most parts first, each once."""
+    files = ["tests/gpu/test_sanitizer.py", "tests/gpu/test_run.py", "tests/gpu"]
+    options = ["-x", "-v", "-s", "-rs", "--durations=12", "-p", "no:cacheprovider"]
+    return command(out, "tests", "-m", "pytest", *files, *options)
 
 
 def sanitizer_step(out: Path) -> dict[str, Any]:
