@@ -219,3 +219,13 @@ def gemm_tiles(
 
 def gemm_layout(tile_rows: int, stages: int) -> dict[str, int]:
     """Offsets in that kernel's dynamic shared memory, and its size as ``bytes``."""
+
+def mok_order(
+    *, tile_rows: int, group_tiles: int, hidden: int, intermediate: int, num_ctas: int
+) -> dict[str, int]:
+    """MokOrder of kernels/mok/plan.h, and the fewest tiles of its rings."""
+
+def mok_items(
+    group_tiles: list[int], *, lag: int, gemm1_blocks: int, gemm2_blocks: int
+) -> list[tuple[int, int, int, int]]:
+    """(GEMM, group, row tile of the group, column block) in the order that CTAs take them."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from mokbench._twin import gemm_layout as gemm_layout
     from mokbench._twin import gemm_tiles as gemm_tiles
     from mokbench._twin import layout as layout
+    from mokbench._twin import mok_items as mok_items
+    from mokbench._twin import mok_order as mok_order
     from mokbench._twin import segment_bytes as segment_bytes
 
 _NAME = "mokbench._twin"

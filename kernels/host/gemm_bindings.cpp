@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "gemm/plan.h"
+#include "mok/plan.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -80,6 +81,35 @@ nb::dict gemm_layout_of(u32 tile_rows, u32 stages) {
   return fields;
 }
 
+nb::dict mok_order_of(u32 tile_rows, u32 group_tiles, u32 hidden, u32 intermediate, u32 num_ctas) {
+  const MokOrder order = mok_order(tile_rows, group_tiles, hidden, intermediate, num_ctas);
+  nb::dict fields;
+  fields["lag"] = order.lag;
+  fields["gemm1_blocks"] = order.blocks[0];
+  fields["gemm2_blocks"] = order.blocks[1];
+  fields["least_ring_tiles"] = least_ring_tiles(order);
+  fields["least_hidden_ring_tiles"] = least_hidden_ring_tiles(order);
+  return fields;
+}
+
+nb::list mok_items(const std::vector<u32>& group_tiles, u32 lag, u32 gemm1_blocks,
+                   u32 gemm2_blocks) {
+  if (gemm1_blocks == 0 || gemm2_blocks == 0) throw std::invalid_argument("blocks must be above 0");
+  const MokOrder order{0, 0, lag, {gemm1_blocks, gemm2_blocks}};
+  std::vector<u32> tile_ends;
+  for (const u32 tiles : group_tiles) {
+    if (tiles == 0) throw std::invalid_argument("a group has at least one tile");
+    tile_ends.push_back((tile_ends.empty() ? 0 : tile_ends.back()) + tiles);
+  }
+  const MokWalk walk{order, tile_ends.data(), static_cast<u32>(tile_ends.size())};
+  nb::list found;
+  for (u32 index = 0; index < walk.items(); ++index) {
+    const MokItem item = walk.at(index);
+    found.append(nb::make_tuple(item.gemm, item.group, item.in_group, item.block));
+  }
+  return found;
+}
+
 }  // namespace
 
 void bind_gemm(nb::module_& m) {
@@ -88,6 +118,10 @@ void bind_gemm(nb::module_& m) {
   m.attr("GEMM_PARTS_A_CTA") = TileQueue::kPartsACta;
   m.attr("GEMM_PART_BYTES") = kPartBytes;
   m.def("gemm_layout", &gemm_layout_of, "tile_rows"_a, "stages"_a);
+  m.def("mok_order", &mok_order_of, nb::kw_only(), "tile_rows"_a, "group_tiles"_a, "hidden"_a,
+        "intermediate"_a, "num_ctas"_a);
+  m.def("mok_items", &mok_items, "group_tiles"_a, nb::kw_only(), "lag"_a, "gemm1_blocks"_a,
+        "gemm2_blocks"_a);
 }
 
 }  // namespace mokbench
