@@ -388,6 +388,9 @@ struct MokSteps {
   const MokLayout& layout;
   u32 base;
   u32 block_m;
+  // How many parts of a tile raise its counters, one each: where GEMMs are cut by columns as well.
+  u32 gemm1_parts = 1;
+  u32 gemm2_parts = 1;
 
   template <Scope scope>
   MOKBENCH_DEVICE_INLINE void add(u32 of_rank, Field field, u32 index, u32 count) {
@@ -415,9 +418,9 @@ struct MokSteps {
   MOKBENCH_DEVICE_INLINE bool wait_schedule() {
     return wait_local(layout.schedule, Site::kSchedule, 0, agent.epoch);
   }
-  // The slot has been released once in each earlier lap.
+  // The slot has been released by all parts in each earlier lap.
   MOKBENCH_DEVICE_INLINE bool wait_ring_free(Cursor at) {
-    return wait_local(layout.ring_free, Site::kRingFree, at.slot, base + at.lap);
+    return wait_local(layout.ring_free, Site::kRingFree, at.slot, base + at.lap * gemm1_parts);
   }
   // A tile raises block_m in all, padding included, so the value to wait for is known beforehand.
   MOKBENCH_DEVICE_INLINE void raise_ring_ready(Cursor at, u32 rows) {
@@ -430,13 +433,14 @@ struct MokSteps {
     add<Scope::kLocal>(agent.rank, layout.ring_free, at.slot, 1);
   }
   MOKBENCH_DEVICE_INLINE bool wait_hidden_free(Cursor at) {
-    return wait_local(layout.hidden_free, Site::kHiddenFree, at.slot, base + at.lap);
+    return wait_local(layout.hidden_free, Site::kHiddenFree, at.slot, base + at.lap * gemm2_parts);
   }
   MOKBENCH_DEVICE_INLINE void raise_hidden_ready(Cursor at) {
     add<Scope::kLocal>(agent.rank, layout.hidden_ready, at.slot, 1);
   }
   MOKBENCH_DEVICE_INLINE bool wait_hidden_ready(Cursor at) {
-    return wait_local(layout.hidden_ready, Site::kHiddenReady, at.slot, base + at.lap + 1);
+    return wait_local(layout.hidden_ready, Site::kHiddenReady, at.slot,
+                      base + (at.lap + 1) * gemm1_parts);
   }
   MOKBENCH_DEVICE_INLINE void release_hidden(Cursor at) {
     add<Scope::kLocal>(agent.rank, layout.hidden_free, at.slot, 1);
@@ -445,7 +449,8 @@ struct MokSteps {
   MOKBENCH_DEVICE_INLINE void publish_returned(u32 source, u32 rows) {
     add<Scope::kSystem>(source, layout.returned, agent.rank, rows);
   }
-  // `total_rows`: sent to this destination since the counters were at base, this pass included.
+  // `total_rows`: sent to this destination since the counters were at base, this pass included. The
+  // kernel returns once a pass to every source, rows or none: there it counts passes.
   MOKBENCH_DEVICE_INLINE bool wait_returned(u32 destination, u32 total_rows) {
     return wait_until<Scope::kSystem>(
         agent, agent.counter(agent.rank, layout.returned, destination), base + total_rows,

@@ -52,6 +52,9 @@ __device__ __forceinline__ void red_add_release_sys(u32* at, u32 value) {
 __device__ __forceinline__ void red_add_release_gpu(u32* at, u32 value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" : : "l"(at), "r"(value) : "memory");
 }
+__device__ __forceinline__ void red_add_relaxed_gpu(u32* at, u32 value) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" : : "l"(at), "r"(value) : "memory");
+}
 __device__ __forceinline__ u32 atom_cas_acq_rel_sys(u32* at, u32 expected, u32 desired) {
   u32 found;
   asm volatile("atom.acq_rel.sys.global.cas.b32 %0, [%1], %2, %3;"
@@ -187,6 +190,10 @@ __device__ __forceinline__ void cp_async_bulk_wait_all() {
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
+// Between this thread's view of global memory and that of bulk copies, either way.
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" : : : "memory");
+}
 
 // Four 8 x 8 matrices of 16-bit elements, transposed; lane i gives row i % 8 of matrix i / 8.
 __device__ __forceinline__ void stmatrix_x4_trans(u32 at, u32 a, u32 b, u32 c, u32 d) {
@@ -202,6 +209,14 @@ __device__ __forceinline__ Vec16 ld_shared_v4(u32 at) {
                : "r"(at)
                : "memory");
   return v;
+}
+__device__ __forceinline__ u32 ld_volatile_shared(u32 at) {
+  u32 value;
+  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
+  return value;
+}
+__device__ __forceinline__ void st_volatile_shared(u32 at, u32 value) {
+  asm volatile("st.volatile.shared.u32 [%0], %1;" : : "r"(at), "r"(value) : "memory");
 }
 // All threads of a group of warps; barrier 0 is __syncthreads.
 __device__ __forceinline__ void bar_sync(u32 barrier, u32 threads) {
@@ -274,6 +289,11 @@ __device__ __forceinline__ u32 smid() {
 __device__ __forceinline__ u32 tid_x() {
   u32 value;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(value));
+  return value;
+}
+// The same value, of which the compiler does not know that it has it already.
+__device__ __forceinline__ u32 anew(u32 value) {
+  asm volatile("" : "+r"(value));
   return value;
 }
 __device__ __forceinline__ void nanosleep(u32 ns) { asm volatile("nanosleep.u32 %0;" : : "r"(ns)); }

@@ -3,7 +3,7 @@
 // sums; SwiGLU and row weights on request. Persistent, one CTA an SM, any number of CTAs.
 #pragma once
 
-#include "gemm/tile.cuh"
+#include "gemm/output.cuh"
 
 namespace mokbench {
 
@@ -179,8 +179,9 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     ptx::bar_sync(kStartBarrier, kGemmThreads);
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     const u32 columns = c.swiglu ? a.n / 2 : a.n;
-    const GemmOutput output{maps.out, a.out, a.row_weights, columns, a.parts, a.parts_there};
-    GemmConsumer<c>(shared, work_slots, output, group - 1, a.k / kBlockK).run();
+    const GemmOutput<c> output{maps.out,      a.out,   a.row_weights, columns,
+                               a.k / kBlockK, a.parts, a.parts_there};
+    GemmConsumer<c, GemmOutput<c>>(shared, work_slots, output, group - 1).run();
   }
 }
 

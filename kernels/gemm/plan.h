@@ -150,7 +150,6 @@ struct alignas(16) GemmWork {
   u32 num_blocks;
   u32 parts_at;  // where the sums of parts 1 and on are kept, in parts
 };
-constexpr u32 kWorkWords = sizeof(GemmWork) / 4;
 
 // Walks the queue's items in rising order; not all of them need to be asked for. tile_ends[e] is
 // the number of tiles of experts 0 to e, row_ends[e] the row behind expert e's last.

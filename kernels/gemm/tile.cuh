@@ -1,84 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile pipeline of the BF16 GEMMs on sm_90: a ring of k-blocks in shared memory that one thread
-// fills by bulk copies, and two warpgroups that multiply out of it.
+// The consumers of the BF16 GEMMs on sm_90: two warpgroups that multiply out of the ring of
+// k-blocks.
 //
 // The weights are wgmma's M side, the rows of the input its N side: 64 output columns a warpgroup
 // and half, and any multiple of 16 rows, so that an expert's last rows cost what they are.
 #pragma once
 
-#include "gemm/plan.h"
-#include "ptx.cuh"
+#include "gemm/pipeline.cuh"
 #include "ptx_wgmma.cuh"
 
 namespace mokbench {
-
-constexpr u32 kGemmThreads = 384;  // a producer and two consumer warpgroups
-constexpr u32 kConsumers = 2;
-constexpr u32 kGroupThreads = 128;
-constexpr u32 kBlockK = 64;  // a row of 128 bytes, the swizzle's width
-constexpr u32 kGroupCols = kHalfCols / kConsumers;
-// Registers of a thread: 128 * (56 + 2 * 224) of the SM's 65536.
-constexpr u32 kProducerRegisters = 56;
-constexpr u32 kConsumerRegisters = 224;
-
-// What one store takes: rows of a warpgroup's columns, in one of two buffers.
-constexpr u32 kMaxChunkRows = 64;
-constexpr u32 kChunkBytes = kMaxChunkRows * kGroupCols * 2;
-constexpr u32 kChunkBuffers = 2;
-
-constexpr u32 chunk_rows(const GemmConfig& c) { return min_of(kMaxChunkRows, c.tile_rows); }
-
-// Addresses in dynamic shared memory.
-template <GemmConfig c>
-struct GemmShared {
-  static constexpr GemmLayout kLayout = gemm_layout(c);
-  static_assert(c.tile_rows == 32 || c.tile_rows == 64 || c.tile_rows == 128);
-  static_assert(kConsumers * kChunkBuffers * kChunkBytes == kStagingBytes);
-  static_assert(kLayout.bytes <= 232448, "more shared memory than an SM of sm_90 gives a CTA");
-
-  u32 base;
-
-  __device__ __forceinline__ u32 weights(u32 slot) const {
-    return base + slot * kLayout.stage_bytes;
-  }
-  __device__ __forceinline__ u32 rows(u32 slot, bool narrow) const {
-    return weights(slot) + (narrow ? 1 : 2) * kHalfBytes;
-  }
-  __device__ __forceinline__ u32 full(u32 slot) const { return base + kLayout.barriers + 8 * slot; }
-  __device__ __forceinline__ u32 empty(u32 slot) const { return full(c.stages + slot); }
-  __device__ __forceinline__ u32 work_full(u32 slot) const { return full(2 * c.stages + slot); }
-  __device__ __forceinline__ u32 work_empty(u32 slot) const { return work_full(kWorkSlots + slot); }
-
-  // One thread; the others wait at a barrier behind it.
-  __device__ __forceinline__ void init_barriers() const {
-    constexpr u32 kConsumerWarps = kConsumers * kGroupThreads / 32;
-    constexpr u32 kLoaders = 1;
-#pragma unroll 1
-    for (u32 slot = 0; slot < c.stages; ++slot) {
-      ptx::mbarrier_init(full(slot), 1);
-      ptx::mbarrier_init(empty(slot), kConsumerWarps);
-    }
-    for (u32 slot = 0; slot < kWorkSlots; ++slot) {
-      ptx::mbarrier_init(work_full(slot), 1);
-      ptx::mbarrier_init(work_empty(slot), kConsumerWarps + kLoaders);
-    }
-    ptx::fence_mbarrier_init();
-  }
-};
-
-// A place in a ring of mbarriers: slot, and the parity of its current lap.
-template <u32 kSlots>
-struct RingPlace {
-  u32 slot = 0;
-  u32 parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++slot == kSlots) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 // silu(gate) * up of two rows with one reciprocal: the clamp keeps the product of both
 // denominators finite, and changes silu below -40 only, where it is less than 1e-16. (One
@@ -91,79 +22,104 @@ __device__ __forceinline__ u32 swiglu_bf16x2(float gate0, float gate1, float up0
   return ptx::cvt_rn_bf16x2(gate0 * up0 * (b * r), gate1 * up1 * (a * r));
 }
 
-// Where a launch's output goes.
-struct GemmOutput {
-  const ptx::TensorMap& map;  // boxes of chunk_rows rows and a warpgroup's columns
-  char* rows;
-  const float* row_weights;
-  u32 columns;       // a row, after SwiGLU
-  float* parts;      // of tiles whose k-blocks are shared out: sums, kPartBytes each
-  u32* parts_there;  // [parts][2 warpgroups], 0 when none
-};
-
-// A finished tile that is not yet stored.
+// A finished tile that is not yet stored. The tag is the output's own.
+template <class Tag>
 struct PendingStores {
   u32 row;
   u32 num_rows;
   u32 column;
   u32 second_row;  // where the second half begins in the rows; 0 if it has the same rows
+  Tag tag;
+};
+
+// A warpgroup's columns of a chunk of rows, in shared memory.
+template <bool kSwiglu>
+struct StagedChunk {
+  static constexpr u32 kColumns = kSwiglu ? kGroupCols / 2 : kGroupCols;
+  static constexpr u32 kPieces = kColumns * 2 / 16;  // of a row, 16 bytes each
+
+  u32 at;
+
+  // Swizzled as the bulk copy expects it.
+  static __device__ __forceinline__ u32 piece_at(u32 row, u32 piece) {
+    if constexpr (kSwiglu) return row * 64 + ((piece ^ (row >> 1 & 3)) << 4);
+    return row * 128 + ((piece ^ (row & 7)) << 4);
+  }
+  // The warpgroup calls visit(row, piece, its 16 bytes).
+  template <class Visit>
+  __device__ __forceinline__ void for_pieces(u32 thread, u32 num_rows, Visit visit) const {
+#pragma unroll 1
+    for (u32 i = thread % kGroupThreads; i < num_rows * kPieces; i += kGroupThreads) {
+      visit(i / kPieces, i % kPieces, ptx::ld_shared_v4(at + piece_at(i / kPieces, i % kPieces)));
+    }
+  }
+};
+
+template <bool kValue>
+struct Flag {
+  static constexpr bool value = kValue;
 };
 
 // One consumer warpgroup. A tile's sums are made in two halves. While the tensor cores finish the
 // second, the first is rounded into shared memory; while they begin the next tile's first, the
 // second is rounded; and all of it is sent during that tile's next k-blocks. Code is kept short and
 // in one place: what a tile runs through must stay in the SM's instruction cache.
-template <GemmConfig c>
+//
+// Output says where chunks go and what follows a tile; GemmOutput is the plain one.
+template <GemmConfig c, class Output>
 struct GemmConsumer {
+  using Work = typename Output::Work;
+  using Pending = PendingStores<typename Output::Tag>;
   static constexpr u32 kMaxUnits = c.tile_rows / kRowUnit;
   static constexpr u32 kHalfSums = c.tile_rows / 2;
-  static constexpr u32 kPacked = c.swiglu ? kHalfSums / 4 : kHalfSums / 2;
+  static constexpr u32 kPacked = Output::kPlain ? kHalfSums / 2 : kHalfSums / 4;
+  static constexpr u32 kWorkWords = Output::kWorkWords;
   static constexpr u32 kChunkRows = chunk_rows(c);
   static constexpr u32 kChunks = c.tile_rows / kChunkRows;  // of a half
-  static constexpr u32 kOutCols = c.swiglu ? kGroupCols / 2 : kGroupCols;
 
   const GemmShared<c> shared;
-  const GemmWork* const work_slots;
-  const GemmOutput& output;
+  const Work* const work_slots;
+  const Output& output;
   const u32 group;  // 0 or 1
-  const u32 k_blocks;
   RingPlace<c.stages> place;
   RingPlace<kWorkSlots> work_place;
-  GemmWork work;          // being multiplied
-  PendingStores pending;  // done; its halves are in shared memory and in packed
-  bool narrow = false;    // the tile being multiplied
+  Work work;            // being multiplied
+  Pending pending;      // done; its halves are in shared memory and in packed
+  bool narrow = false;  // the tile being multiplied
   u32 packed[kPacked];
 
-  __device__ __forceinline__ GemmConsumer(GemmShared<c> shared, const GemmWork* work_slots,
-                                          const GemmOutput& output, u32 group, u32 k_blocks)
-      : shared(shared),
-        work_slots(work_slots),
-        output(output),
-        group(group),
-        k_blocks(k_blocks),
-        work{},
-        pending{} {}
+  __device__ __forceinline__ GemmConsumer(GemmShared<c> shared, const Work* work_slots,
+                                          const Output& output, u32 group)
+      : shared(shared), work_slots(work_slots), output(output), group(group), work{}, pending{} {}
 
   __device__ __forceinline__ void run() {
     next_work();
     while (true) {
-      if (work.units == 0 || is_part(work) || is_short()) store_all();
+      if (work.units == 0 || is_part(work) || stores_first()) store_all();
       if (work.units == 0) break;
-      if (is_part(work)) {
-        run_part();
-      } else {
-        run_units<kMaxUnits>();
+      if constexpr (c.split_k) {
+        if (is_part(work)) {
+          run_part();
+          continue;
+        }
       }
+      run_units<kMaxUnits>();
     }
     if (leads()) ptx::cp_async_bulk_wait_all();
   }
 
  private:
+  // Registers are short where an output is of both kinds: then it is asked for anew each time.
+  static __device__ __forceinline__ u32 thread() {
+    if constexpr (Output::kAsksForThread) return ptx::tid_x();
+    return threadIdx.x;
+  }
+
   // Lane 0 alone reads the slot, since it gives it back for the others as well.
   __device__ __forceinline__ void next_work() {
     ptx::mbarrier_wait(shared.work_full(work_place.slot), work_place.parity);
     u32 words[kWorkWords];
-    if (threadIdx.x % 32 == 0) {
+    if (thread() % 32 == 0) {
       const u32* slot = reinterpret_cast<const u32*>(work_slots + work_place.slot);
 #pragma unroll
       for (u32 i = 0; i < kWorkWords; ++i) words[i] = slot[i];
@@ -176,14 +132,20 @@ struct GemmConsumer {
     work_place.advance();
   }
 
-  static constexpr bool is_part(const GemmWork& work) { return c.split_k && work.k_parts > 1; }
+  static constexpr bool is_part(const Work& work) {
+    if constexpr (c.split_k) return work.k_parts > 1;
+    return false;
+  }
 
-  // Whether a tile has too few k-blocks to store the one before during its own.
-  __device__ __forceinline__ bool is_short() const { return k_blocks < kStoreSteps + 2; }
+  // Whether the tile before must be stored before this one: it has too few k-blocks to do so during
+  // its own, or may have to wait for others.
+  __device__ __forceinline__ bool stores_first() const {
+    return output.k_blocks(work) < kLastStep + 2 || !output.is_sure(group);
+  }
 
   // Rows of a half are those of one wgmma: odd numbers of units run as the next even one where they
   // are few.
-  static constexpr u32 run_size(const GemmWork& work) {
+  static constexpr u32 run_size(const Work& work) {
     const u32 units = work.narrow ? ceil_div(work.units, 2) : work.units;
     return units > 4 ? units : ceil_div(units, 2) * 2;
   }
@@ -209,9 +171,10 @@ struct GemmConsumer {
     place.advance();
     while (true) {
 #pragma unroll 1
-      for (u32 block = 1; block + 1 < k_blocks; ++block) {
+      for (u32 block = 1; block + 1 < output.k_blocks(work); ++block) {
         multiply_block<kRows>(sums);
         if (block <= kStoreSteps) store_step(block - 1);
+        if (Output::kFinishes && block == kLastStep) finish_pending();
         place.advance();
       }
       set_pending(kRows);
@@ -219,7 +182,7 @@ struct GemmConsumer {
       empty_staging();
       multiply_block<kRows>(sums);
       place.advance();
-      const bool goes_on = run_size(work) == kUnits && !is_part(work) && !is_short();
+      const bool goes_on = run_size(work) == kUnits && !is_part(work) && !stores_first();
       if (goes_on) begin_block();
       ptx::wgmma_wait_group<1>();
       round_first<kRows>(sums);
@@ -237,7 +200,7 @@ struct GemmConsumer {
   }
 
   __device__ __forceinline__ void set_pending(u32 half_rows) {
-    pending = {work.row, work.num_rows, work.column, narrow ? half_rows : 0};
+    pending = {work.row, work.num_rows, work.column, narrow ? half_rows : 0, Output::tag_of(work)};
   }
 
   // Some k-blocks of a tile. Nothing is overlapped: there are a few at the end of a launch only.
@@ -313,7 +276,7 @@ struct GemmConsumer {
   // The slot before the current one.
   __device__ __forceinline__ void release_previous() {
     const u32 slot = (place.slot == 0 ? c.stages : place.slot) - 1;
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared.empty(slot));
+    if (thread() % 32 == 0) ptx::mbarrier_arrive(shared.empty(slot));
   }
 
   // The next k-block; gives back the one before, which is done when this one is queued.
@@ -346,19 +309,37 @@ struct GemmConsumer {
   // Both halves of a finished tile: its first goes to shared memory, its second to packed.
   template <u32 kRows>
   __device__ __forceinline__ void round_first(float (&sums)[kRows]) {
-    u32 rounded[kPacked];
-    round<kRows, 0>(sums, rounded);
+    by_kind([&](auto swiglu) {
+      u32 rounded[kPacked];
+      round<kRows, 0, swiglu.value>(sums, rounded);
 #pragma unroll
-    for (u32 i = 0; i < ceil_div(kRows, kChunkRows); ++i) stage_chunk(staging(0, i), rounded, i);
+      for (u32 i = 0; i < ceil_div(kRows, kChunkRows); ++i) {
+        stage_chunk<swiglu.value>(staging(0, i), rounded, i);
+      }
+    });
   }
   template <u32 kRows>
   __device__ __forceinline__ void round_second(float (&sums)[kRows]) {
-    round<kRows, 1>(sums, packed);
+    by_kind([&](auto swiglu) { round<kRows, 1, swiglu.value>(sums, packed); });
+  }
+
+  // Calls act(Flag) for the pending tile's kind.
+  template <class Act>
+  __device__ __forceinline__ void by_kind(Act act) {
+    if constexpr (Output::kSwiglu && Output::kPlain) {
+      if (Output::is_swiglu(pending.tag)) {
+        act(Flag<true>{});
+      } else {
+        act(Flag<false>{});
+      }
+    } else {
+      act(Flag<Output::kSwiglu>{});
+    }
   }
 
   // Of eight rows a thread has two neighbouring ones at two columns, eight apart: by SwiGLU's
   // packing, gate and up of one column.
-  template <u32 kRows, u32 kHalf>
+  template <u32 kRows, u32 kHalf, bool kSwiglu>
   __device__ __forceinline__ void round(float (&sums)[kRows], u32 (&to)[kPacked]) {
     constexpr u32 kCount = kRows / 2;
     constexpr u32 kFirst = kHalf * kCount;
@@ -367,7 +348,7 @@ struct GemmConsumer {
 #pragma unroll
     for (u32 i = 0; i < kCount; i += 4) {
       const float* s = sums + kFirst + i;
-      if constexpr (c.swiglu) {
+      if constexpr (kSwiglu) {
         to[i / 4] = swiglu_bf16x2(s[0], s[1], s[2], s[3]);
       } else {
         to[i / 2] = ptx::cvt_rn_bf16x2(s[0], s[1]);
@@ -407,16 +388,21 @@ struct GemmConsumer {
     return shared.base + GemmShared<c>::kLayout.staging +
            (group * kChunkBuffers + buffer) * kChunkBytes;
   }
-  static __device__ __forceinline__ bool leads() { return threadIdx.x % kGroupThreads == 0; }
+  static __device__ __forceinline__ bool leads() { return thread() % kGroupThreads == 0; }
 
   __device__ __forceinline__ void empty_staging() {
-    if (leads()) ptx::cp_async_bulk_wait_group_read<0>();
+    if (leads()) {
+      ptx::cp_async_bulk_wait_group_read<0>();
+      output.look_ahead(work, group);
+    }
     ptx::bar_sync(1 + group, kGroupThreads);
   }
 
   // The steps in which a tile leaves: its first half as it lies in shared memory, then a chunk of
   // packed each, as soon as the store before the last is out of its buffer.
   static constexpr u32 kStoreSteps = 1 + kChunks;
+  // The k-block behind which a tile is finished: its stores have arrived by then.
+  static constexpr u32 kLastStep = kStoreSteps + (Output::kFinishes ? 2 : 0);
 
   __device__ __forceinline__ void store_step(u32 step) {
     if (pending.num_rows == 0) return;
@@ -425,7 +411,9 @@ struct GemmConsumer {
       ptx::bar_sync(1 + group, kGroupThreads);
 #pragma unroll
       for (u32 i = 0; i < kChunks; ++i) {
-        if (i + 1 == step) stage_chunk(staging(1, i), packed, i);
+        if (i + 1 == step) {
+          by_kind([&](auto swiglu) { stage_chunk<swiglu.value>(staging(1, i), packed, i); });
+        }
       }
     }
     ptx::fence_proxy_async();
@@ -437,62 +425,49 @@ struct GemmConsumer {
   __device__ __forceinline__ void store_all() {
 #pragma unroll 1
     for (u32 step = 0; step < kStoreSteps; ++step) store_step(step);
+    finish_pending();
     pending = {};
   }
+  __device__ __forceinline__ void finish_pending() {
+    if constexpr (Output::kFinishes) {
+      if (pending.num_rows > 0) output.finish(pending.tag, group, leads());
+    }
+  }
 
-  // A staged chunk's rows: all of them by a bulk copy, the expert's last rows one by one, since
-  // another expert's follow.
   __device__ __forceinline__ void send_chunk(bool second, u32 chunk) {
     const bool is_right = second && pending.second_row == 0;
     const u32 first_column = pending.column + (is_right ? kHalfCols : 0);
-    const u32 column = (c.swiglu ? first_column / 2 : first_column) + group * kOutCols;
     const u32 first_row = (second ? pending.second_row : 0) + chunk * kChunkRows;
     const u32 end_row = !second && pending.second_row > 0
                             ? min_of(pending.second_row, pending.num_rows)
                             : pending.num_rows;
-    if (first_row < end_row && column < output.columns) {
-      const u32 row = pending.row + first_row;
+    if (first_row < end_row) {
       const u32 num_rows = min_of(end_row - first_row, kChunkRows);
-      if (num_rows < kChunkRows) {
-        copy_rows(staging(second, chunk), row, num_rows, column);
-      } else if (leads()) {
-        ptx::cp_async_bulk_tensor_store(output.map, staging(second, chunk), column, row);
-      }
+      by_kind([&](auto swiglu) {
+        const StagedChunk<swiglu.value> staged{staging(second, chunk)};
+        const u32 column =
+            (swiglu.value ? first_column / 2 : first_column) + group * staged.kColumns;
+        output.send(staged, pending.tag, pending.row + first_row, num_rows, column, leads());
+      });
     }
     // Empty where rows were copied or none is there, so that waits count alike.
     if (leads()) ptx::cp_async_bulk_commit_group();
   }
 
-  // 16-byte pieces of a row, swizzled as the bulk copy expects it.
-  static __device__ __forceinline__ u32 piece_at(u32 row, u32 piece) {
-    if constexpr (c.swiglu) return row * 64 + ((piece ^ (row >> 1 & 3)) << 4);
-    return row * 128 + ((piece ^ (row & 7)) << 4);
-  }
-
+  template <bool kSwiglu>
   __device__ __forceinline__ void stage_chunk(u32 staged, const u32 (&rounded)[kPacked],
                                               u32 chunk) {
-    const u32 warp = threadIdx.x / 32 % 4;
-    const u32 lane = threadIdx.x % 32;
+    const u32 warp = thread() / 32 % 4;
+    const u32 lane = thread() % 32;
     // A warp's columns: 16, two pieces; after SwiGLU 8, one piece.
-    constexpr u32 kRowsAtOnce = c.swiglu ? 32 : 16;
+    constexpr u32 kRowsAtOnce = kSwiglu ? 32 : 16;
 #pragma unroll
     for (u32 first = 0; first < kChunkRows; first += kRowsAtOnce) {
-      const u32 row = first + (c.swiglu ? lane : lane / 16 * 8 + lane % 8);
-      const u32 piece = c.swiglu ? warp : warp * 2 + lane / 8 % 2;
-      const u32 at = (chunk * kChunkRows + first) / (c.swiglu ? 8 : 4);
-      ptx::stmatrix_x4_trans(staged + piece_at(row, piece), rounded[at], rounded[at + 1],
-                             rounded[at + 2], rounded[at + 3]);
-    }
-  }
-
-  __device__ __forceinline__ void copy_rows(u32 staged, u32 row, u32 num_rows, u32 column) {
-    constexpr u32 kPieces = kOutCols * 2 / 16;
-    const u64 pitch = u64{output.columns} * 2;
-#pragma unroll 1
-    for (u32 i = threadIdx.x % kGroupThreads; i < num_rows * kPieces; i += kGroupThreads) {
-      const ptx::Vec16 piece = ptx::ld_shared_v4(staged + piece_at(i / kPieces, i % kPieces));
-      char* to = output.rows + (row + i / kPieces) * pitch + column * 2 + i % kPieces * 16;
-      *reinterpret_cast<ptx::Vec16*>(to) = piece;
+      const u32 row = first + (kSwiglu ? lane : lane / 16 * 8 + lane % 8);
+      const u32 piece = kSwiglu ? warp : warp * 2 + lane / 8 % 2;
+      const u32 at = (chunk * kChunkRows + first) / (kSwiglu ? 8 : 4);
+      ptx::stmatrix_x4_trans(staged + StagedChunk<kSwiglu>::piece_at(row, piece), rounded[at],
+                             rounded[at + 1], rounded[at + 2], rounded[at + 3]);
     }
   }
 };

@@ -23,6 +23,14 @@ struct MokOrder {
 
 constexpr u32 mok_blocks(u32 n) { return wide_blocks(n) + (has_narrow_block(n) ? 1 : 0); }
 
+// A C++20 template value in the kernel. The layer's block_m is the tiles' tile_rows.
+struct MokConfig {
+  Config layer;
+  GemmConfig tiles;
+  u32 pull_warps = 2;   // of a CTA: 1 or 2
+  bool stamps = false;  // when each role did what, see MokStamp
+};
+
 // The order of a rank on num_ctas SMs. A CTA has a tile in work and the next one in view, so a tile
 // that was taken 2 * num_ctas ago is as good as done.
 constexpr MokOrder mok_order(u32 tile_rows, u32 group_tiles, u32 hidden, u32 intermediate,
@@ -60,6 +68,7 @@ struct MokWalk {
   u32 groups;
 
   constexpr u32 all_tiles() const { return groups > 0 ? tile_ends[groups - 1] : 0; }
+  constexpr u32 tiles_before(u32 group) const { return group > 0 ? tile_ends[group - 1] : 0; }
   constexpr u32 items() const { return all_tiles() * (order.blocks[0] + order.blocks[1]); }
 
   constexpr MokItem at(u32 index) const {
@@ -76,7 +85,6 @@ struct MokWalk {
   }
 
  private:
-  constexpr u32 tiles_before(u32 group) const { return group > 0 ? tile_ends[group - 1] : 0; }
   constexpr u32 begin_of(u32 group) const {
     return gemm2_begin(order, tiles_before(group), tile_ends[group], all_tiles());
   }
@@ -113,5 +121,108 @@ struct MokWalk {
     return low;
   }
 };
+
+// Groups of row tiles of an expert.
+struct alignas(16) MokGroup {
+  u32 expert;
+  u32 first_row;   // the expert's first, of all rows sorted by expert
+  u32 num_rows;    // of the expert
+  u32 first_tile;  // of the group, among the expert's
+};
+
+constexpr u32 mok_row_tiles(const MokOrder& o, u32 rows) {
+  return ceil_div(row_units(rows), o.tile_rows / kRowUnit);
+}
+constexpr u32 mok_groups(const MokOrder& o, u32 rows) {
+  return ceil_div(mok_row_tiles(o, rows), o.group_tiles);
+}
+// At most, of so many rows and experts.
+constexpr u64 most_groups(u32 tile_rows, u32 group_tiles, u64 rows, u32 experts) {
+  return rows / (u64{tile_rows} * group_tiles) + experts;
+}
+
+// Rows of a row tile: the expert's units are shared out evenly.
+struct MokRows {
+  u32 first;  // of all rows sorted by expert
+  u32 count;
+  u32 units;
+};
+constexpr MokRows rows_of_tile(const MokOrder& o, const MokGroup& group, u32 in_group) {
+  const Share units = share_of(row_units(group.num_rows), mok_row_tiles(o, group.num_rows),
+                               group.first_tile + in_group);
+  const u32 first = units.first * kRowUnit;
+  return {group.first_row + first, min_of(group.num_rows - first, units.count * kRowUnit),
+          units.count};
+}
+
+// `tiles` places behind `at`.
+constexpr Cursor cursor_behind(Cursor at, u32 tiles, u32 ring_tiles) {
+  const u32 slots = at.slot + tiles;
+  return {slots % ring_tiles, at.lap + slots / ring_tiles};
+}
+
+// Where a pass begins in both rings: row tile t of a pass has the t-th slot from there.
+struct MokRings {
+  Cursor x;
+  Cursor hidden;
+};
+
+// Which GEMM an item is of and where its row tile lies in both rings, in one register.
+struct MokTag {
+  u32 bits;
+
+  static constexpr MokTag of(u32 gemm, u32 x_slot, u32 hidden_slot) {
+    return {gemm << 31 | x_slot << 16 | hidden_slot};
+  }
+  constexpr u32 gemm() const { return bits >> 31; }
+  constexpr u32 x_slot() const { return bits >> 16 & 0x7fff; }
+  constexpr u32 hidden_slot() const { return bits & 0xffff; }
+};
+
+// An item as the scheduler hands it to loader and consumers. None behind the last: units is 0.
+struct alignas(16) MokWork {
+  u8 units;   // of rows
+  u8 narrow;  // 1: its halves share columns, 0: rows
+  u16 num_rows;
+  u32 row;     // first of the output: of the ring of hidden rows, or of all rows sorted by expert
+  u32 column;  // first of the output before SwiGLU
+  MokTag tag;
+  u32 turn = 0;  // counts the CTA's items from 1
+  // The loader's alone.
+  u32 expert;
+  u32 x_lap;
+  u32 hidden_lap;
+};
+
+constexpr u32 kMokWordsOfConsumers = 5;
+
+constexpr MokWork mok_work(const MokWalk& walk, const MokGroup* groups, const MokRings& rings,
+                           const Config& layer, u32 index) {
+  const MokItem item = walk.at(index);
+  const MokGroup group = groups[item.group];
+  const MokRows rows = rows_of_tile(walk.order, group, item.in_group);
+  const u32 tile = walk.tiles_before(item.group) + item.in_group;
+  const Cursor x = cursor_behind(rings.x, tile, layer.ring_tiles);
+  const Cursor hidden = cursor_behind(rings.hidden, tile, layer.hidden_ring_tiles);
+  const u32 n = item.gemm == 0 ? 2 * layer.intermediate : layer.hidden;
+  return {.units = static_cast<u8>(rows.units),
+          .narrow = item.block == wide_blocks(n),
+          .num_rows = static_cast<u16>(rows.count),
+          .row = item.gemm == 0 ? hidden.slot * walk.order.tile_rows : rows.first,
+          .column = item.block * 2 * kHalfCols,
+          .tag = MokTag::of(item.gemm, x.slot, hidden.slot),
+          .expert = group.expert,
+          .x_lap = x.lap,
+          .hidden_lap = hidden.lap};
+}
+
+// Rows are pulled a few at a time, by whichever warp of the rank has the turn.
+constexpr u32 kPullRows = 4;
+
+// A table entry: which route a row belongs to. K * max_tokens is at most 2^25.
+constexpr u32 kRouteBits = 25;
+constexpr u32 packed_route(u32 source, u32 route) { return source << kRouteBits | route; }
+constexpr u32 source_of_route(u32 packed) { return packed >> kRouteBits; }
+constexpr u32 route_of_route(u32 packed) { return packed & ((1u << kRouteBits) - 1); }
 
 }  // namespace mokbench

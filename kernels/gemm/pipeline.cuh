@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the roles of a BF16 GEMM's CTA share on sm_90: who they are, and the ring of k-blocks in
+// shared memory that one thread fills by bulk copies.
+#pragma once
+
+#include "gemm/plan.h"
+#include "ptx.cuh"
+
+namespace mokbench {
+
+constexpr u32 kGemmThreads = 384;  // a producer and two consumer warpgroups
+constexpr u32 kConsumers = 2;
+constexpr u32 kGroupThreads = 128;
+constexpr u32 kBlockK = 64;  // a row of 128 bytes, the swizzle's width
+constexpr u32 kGroupCols = kHalfCols / kConsumers;
+// Registers of a thread: 128 * (56 + 2 * 224) of the SM's 65536.
+constexpr u32 kProducerRegisters = 56;
+constexpr u32 kConsumerRegisters = 224;
+
+// What one store takes: rows of a warpgroup's columns, in one of two buffers.
+constexpr u32 kMaxChunkRows = 64;
+constexpr u32 kChunkBytes = kMaxChunkRows * kGroupCols * 2;
+constexpr u32 kChunkBuffers = 2;
+
+constexpr u32 chunk_rows(const GemmConfig& c) { return min_of(kMaxChunkRows, c.tile_rows); }
+
+// Addresses in dynamic shared memory.
+template <GemmConfig c>
+struct GemmShared {
+  static constexpr GemmLayout kLayout = gemm_layout(c);
+  static_assert(c.tile_rows == 32 || c.tile_rows == 64 || c.tile_rows == 128);
+  static_assert(kConsumers * kChunkBuffers * kChunkBytes == kStagingBytes);
+  static_assert(kLayout.bytes <= 232448, "more shared memory than an SM of sm_90 gives a CTA");
+
+  u32 base;
+
+  __device__ __forceinline__ u32 weights(u32 slot) const {
+    return base + slot * kLayout.stage_bytes;
+  }
+  __device__ __forceinline__ u32 rows(u32 slot, bool narrow) const {
+    return weights(slot) + (narrow ? 1 : 2) * kHalfBytes;
+  }
+  __device__ __forceinline__ u32 full(u32 slot) const { return base + kLayout.barriers + 8 * slot; }
+  __device__ __forceinline__ u32 empty(u32 slot) const { return full(c.stages + slot); }
+  __device__ __forceinline__ u32 work_full(u32 slot) const { return full(2 * c.stages + slot); }
+  __device__ __forceinline__ u32 work_empty(u32 slot) const { return work_full(kWorkSlots + slot); }
+
+  // One thread; the others wait at a barrier behind it.
+  __device__ __forceinline__ void init_barriers() const {
+    constexpr u32 kConsumerWarps = kConsumers * kGroupThreads / 32;
+    constexpr u32 kLoaders = 1;
+#pragma unroll 1
+    for (u32 slot = 0; slot < c.stages; ++slot) {
+      ptx::mbarrier_init(full(slot), 1);
+      ptx::mbarrier_init(empty(slot), kConsumerWarps);
+    }
+    for (u32 slot = 0; slot < kWorkSlots; ++slot) {
+      ptx::mbarrier_init(work_full(slot), 1);
+      ptx::mbarrier_init(work_empty(slot), kConsumerWarps + kLoaders);
+    }
+    ptx::fence_mbarrier_init();
+  }
+};
+
+// A place in a ring of mbarriers: slot, and the parity of its current lap.
+template <u32 kSlots>
+struct RingPlace {
+  u32 slot = 0;
+  u32 parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++slot == kSlots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+}  // namespace mokbench

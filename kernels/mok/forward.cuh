@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// The MoK forward pass of one rank as one cooperative launch, one CTA an SM: schedule, pull
+// dispatch, GEMM 1 with SwiGLU, GEMM 2, push combine. docs/mok.md has the drawing.
+#pragma once
+
+#include "mok/combine.cuh"
+#include "mok/roles.cuh"
+#include "mok/schedule.cuh"
+
+namespace mokbench {
+
+constexpr u32 kMokLoaderWarp = 0;
+constexpr u32 kMokSchedulerWarp = 1;
+constexpr u32 kFirstPullWarp = 2;
+
+// All of this pass that other passes' last consumers change is read before the roles begin.
+template <MokConfig c>
+__device__ __forceinline__ void begin_roles(const MokPass<c>& pass, GemmShared<c.tiles> shared,
+                                            MokShared* own) {
+  if (threadIdx.x == 0) {
+    shared.init_barriers();
+    for (u32& hint : own->hints) hint = 0;
+    own->abandoned = 0;
+    own->epoch = pass.epoch;
+    own->num_groups = *pass.a.num_groups;
+    own->rings = *pass.a.rings;
+  }
+  // The schedule was built where bulk copies will write.
+  ptx::fence_proxy_async();
+  __syncthreads();
+}
+
+template <MokConfig c>
+__global__ void __launch_bounds__(kMokThreads, 1)
+    mok_forward(const __grid_constant__ MokMaps<c> maps, const __grid_constant__ MokArgs a) {
+  extern __shared__ __align__(1024) char memory[];
+  static_assert(sizeof(MokSortShared<c>) <= gemm_layout(c.tiles).staging);
+  static_assert(c.pull_warps >= 1 && c.pull_warps <= kGroupThreads / 32 - kFirstPullWarp);
+  const MokPass<c> pass(a, *a.epoch + 1);
+  if (pass.faulted()) return;
+  const GemmShared<c.tiles> shared{ptx::cvta_to_shared(memory)};
+  MokShared* own = mok_shared<c.tiles>(memory);
+  auto& sort = *reinterpret_cast<MokSortShared<c>*>(memory);
+  stage_inputs(pass);
+  if (!enter(pass, own->is_last)) return;
+  if (!build_schedule(pass, sort)) return;
+  begin_roles(pass, shared, own);
+  const u32 group = threadIdx.x / kGroupThreads;
+  const u32 warp = threadIdx.x / 32;
+  if (group == 0) {
+    ptx::setmaxnreg_dec<kProducerRegisters>();
+    if (warp == kMokLoaderWarp) {
+      if (threadIdx.x == 0) MokLoader<c>{pass, shared, own, maps, {}, {}}.run();
+    } else if (warp == kMokSchedulerWarp) {
+      if (threadIdx.x % 32 == 0) take_items(pass, shared, own);
+    } else if (warp < kFirstPullWarp + c.pull_warps) {
+      pull_rows(pass, own, warp - kFirstPullWarp);
+    }
+  } else {
+    ptx::setmaxnreg_inc<kConsumerRegisters>();
+    {
+      const MokOutput<c> output{{a}, maps, {shared}};
+      GemmConsumer<c.tiles, MokOutput<c>>(shared, &own->work, output, group - 1).run();
+    }
+    const MokPass<c> again(a, own->epoch);
+    finish_items(again, own, group - 1);
+    if (wait_returned(again, own)) sum_rows(again);
+  }
+}
+
+}  // namespace mokbench
