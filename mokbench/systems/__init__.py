@@ -28,6 +28,7 @@ _CLASSES = {
 
 # Where a fabric has a class of its own; elsewhere the host's says that it cannot.
 _CUDA_CLASSES = {
+    "mok": "mokbench.systems.cuda_mok:Mok",
     "push": "mokbench.systems.cuda_push:Push",
     "deepep": "mokbench.systems.cuda_deepep:Deepep",
     "alltoall": "mokbench.systems.cuda_alltoall:Alltoall",

@@ -23,6 +23,12 @@ class Mok(TwinSystem["twin.MokRank"]):
     traffic: ClassVar[str | None] = "per_route"
     signal: ClassVar[str | None] = "pull"
 
+    @classmethod
+    def supports(cls, cell: Cell) -> str | None:
+        """Any host cell whose ranks share one host."""
+        options = expect_options(options_of(cell), MokOptions)
+        return options.cuda_options_reason or super().supports(cell)
+
     @staticmethod
     def num_threads(cell: Cell) -> int:
         """The caller, the pull workers and a thread for each GEMM."""
@@ -33,22 +39,22 @@ class Mok(TwinSystem["twin.MokRank"]):
         """Shared segment, rings and output tile of one rank."""
         options = expect_options(options_of(cell), MokOptions)
         work = cell.workload
-        config = twin_config(work, options.model_dump(), work.tokens_per_rank)
-        tiles = options.ring_tiles + 1
-        rows = options.block_m * tiles * work.model.hidden
-        hidden = options.block_m * (options.hidden_ring_tiles + 2) * work.model.intermediate
+        tiles = options.twin_tiles
+        config = twin_config(work, tiles, work.tokens_per_rank)
+        rows = options.block_m * (tiles["ring_tiles"] + 1) * work.model.hidden
+        hidden = options.block_m * (tiles["hidden_ring_tiles"] + 2) * work.model.intermediate
         return twin.segment_bytes("mok", config) + (rows + hidden) * work.dtype.num_bytes
 
     def prepare(self, setup: Setup) -> None:
         """Segment, rings and role threads."""
         options = expect_options(setup.options, MokOptions)
-        block_m = options.block_m
+        block_m, tiles = options.block_m, options.twin_tiles
         self._start(
             setup,
-            twin_config(setup.workload, options.model_dump(), setup.max_tokens),
+            twin_config(setup.workload, tiles, setup.max_tokens),
             twin.MokRank,
-            x_rows=options.ring_tiles * block_m,
-            hidden_rows=options.hidden_ring_tiles * block_m,
+            x_rows=tiles["ring_tiles"] * block_m,
+            hidden_rows=tiles["hidden_ring_tiles"] * block_m,
             y_rows=block_m,
         )
 

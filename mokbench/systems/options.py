@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
+_TWIN_TILES = 64  # kMaxRingTiles
+
 
 class SystemOptions(BaseModel):
     """Base of all: unknown options are errors, values are frozen."""
@@ -20,12 +22,59 @@ class TiledOptions(SystemOptions):
     block_m: int = Field(64, ge=1, le=256, description="rows of one GEMM tile")
 
 
-class MokOptions(TiledOptions):
-    """MoK: pull dispatch into a ring, GEMMs, push combine."""
+RingTiles = Annotated[int, Field(ge=1, le=4096)] | Literal["auto"]
 
-    ring_tiles: int = Field(4, ge=1, le=64, description="tiles in the ring of dispatched rows")
-    hidden_ring_tiles: int = Field(2, ge=1, le=64, description="tiles between the two GEMMs")
+
+class MokOptions(TiledOptions):
+    """MoK: pull dispatch into a ring, GEMMs, push combine.
+
+    What is left at auto mokbench/mok_config.py picks on the cuda fabric.
+    """
+
+    ring_tiles: RingTiles = Field("auto", description="tiles in the ring of dispatched rows")
+    hidden_ring_tiles: RingTiles = Field("auto", description="tiles between the two GEMMs")
     pull_workers: int = Field(1, ge=1, le=16, description="threads (host) that pull rows")
+    tile_rows: Literal["auto", 32, 64, 128] = Field("auto", description="rows of a tile (cuda)")
+    stages: Annotated[int, Field(ge=2, le=10)] | Literal["auto"] = Field(
+        "auto", description="k-blocks in flight (cuda)"
+    )
+    group_tiles: int = Field(
+        8, ge=1, le=64, description="row tiles that share their weights in turn (cuda)"
+    )
+    pull_warps: int = Field(2, ge=1, le=2, description="warps of a CTA (cuda) that pull rows")
+    num_sms: PositiveInt | Literal["auto"] = Field("auto", description="SMs (cuda) of the pass")
+    stamps: bool = Field(False, description="record when each role did what (cuda)")
+
+    @property
+    def twin_tiles(self) -> dict[str, int]:
+        """TwinConfig's own sizes."""
+        ring = 4 if self.ring_tiles == "auto" else self.ring_tiles
+        hidden = 2 if self.hidden_ring_tiles == "auto" else self.hidden_ring_tiles
+        return {
+            "block_m": self.block_m,
+            "ring_tiles": ring,
+            "hidden_ring_tiles": hidden,
+            "pull_workers": self.pull_workers,
+        }
+
+    @property
+    def cuda_options_reason(self) -> str | None:
+        """Why the host fabric cannot have these options, or None."""
+        if max(self.twin_tiles["ring_tiles"], self.twin_tiles["hidden_ring_tiles"]) > _TWIN_TILES:
+            return f"rings of the host fabric have at most {_TWIN_TILES} tiles"
+        names = ("tile_rows", "stages", "group_tiles", "pull_warps", "num_sms", "stamps")
+        return self._reason(names, "the cuda fabric")
+
+    @property
+    def host_options_reason(self) -> str | None:
+        """Why the cuda fabric cannot have these options, or None."""
+        return self._reason(("block_m", "pull_workers"), "the host fabric")
+
+    def _reason(self, names: tuple[str, ...], fabric: str) -> str | None:
+        for name in names:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                return f"{name} is an option of {fabric}; leave it out here"
+        return None
 
 
 class GemmOptions(TiledOptions):
