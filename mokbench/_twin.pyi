@@ -225,6 +225,19 @@ def mok_order(
 ) -> dict[str, int]:
     """MokOrder of kernels/mok/plan.h, and the fewest tiles of its rings."""
 
+MOK_PULL_ROWS: int
+
+def mok_pass(
+    expert_rows: list[int],
+    layer: TwinConfig,
+    *,
+    group_tiles: int,
+    num_ctas: int,
+    x_at: tuple[int, int],
+    hidden_at: tuple[int, int],
+) -> dict[str, Any]:
+    """A pass over so many rows an expert: its items, row tiles, and where the next one begins."""
+
 def mok_items(
     group_tiles: list[int], *, lag: int, gemm1_blocks: int, gemm2_blocks: int
 ) -> list[tuple[int, int, int, int]]:

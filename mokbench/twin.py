@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mokbench._twin import layout as layout
     from mokbench._twin import mok_items as mok_items
     from mokbench._twin import mok_order as mok_order
+    from mokbench._twin import mok_pass as mok_pass
     from mokbench._twin import segment_bytes as segment_bytes
 
 _NAME = "mokbench._twin"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gemm_bindings.h"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
@@ -110,6 +111,70 @@ nb::list mok_items(const std::vector<u32>& group_tiles, u32 lag, u32 gemm1_block
   return found;
 }
 
+// What place_experts does on the GPU.
+void place_groups(const MokOrder& order, const std::vector<u32>& expert_rows,
+                  std::vector<MokGroup>& groups, std::vector<u32>& tile_ends) {
+  u32 row = 0;
+  u32 tile = 0;
+  for (u32 expert = 0; expert < expert_rows.size(); ++expert) {
+    const u32 rows = expert_rows[expert];
+    const u32 tiles = mok_row_tiles(order, rows);
+    for (u32 done = 0; done < tiles; done += order.group_tiles) {
+      groups.push_back({expert, row, rows, done});
+      tile_ends.push_back(tile + min_of(done + order.group_tiles, tiles));
+    }
+    row += rows;
+    tile += tiles;
+  }
+}
+
+nb::dict mok_pass(const std::vector<u32>& expert_rows, const Config& layer, u32 group_tiles,
+                  u32 num_ctas, std::pair<u32, u32> x_at, std::pair<u32, u32> hidden_at) {
+  if (layer.block_m == 0 || layer.block_m % kRowUnit != 0 || group_tiles == 0 || num_ctas == 0) {
+    throw std::invalid_argument("block_m must be a multiple of " + std::to_string(kRowUnit) +
+                                ", group_tiles and num_ctas at least 1");
+  }
+  const MokOrder order =
+      mok_order(layer.block_m, group_tiles, layer.hidden, layer.intermediate, num_ctas);
+  std::vector<MokGroup> groups;
+  std::vector<u32> tile_ends;
+  place_groups(order, expert_rows, groups, tile_ends);
+  const MokWalk walk{order, tile_ends.data(), static_cast<u32>(tile_ends.size())};
+  const MokRings rings{{x_at.first, x_at.second}, {hidden_at.first, hidden_at.second}};
+  nb::list works;
+  for (u32 index = 0; index < walk.items(); ++index) {
+    const MokWork work = mok_work(walk, groups.data(), rings, layer, index);
+    nb::dict item;
+    item["gemm"] = work.tag.gemm();
+    item["units"] = work.units;
+    item["narrow"] = work.narrow != 0;
+    item["num_rows"] = work.num_rows;
+    item["row"] = work.row;
+    item["column"] = work.column;
+    item["expert"] = work.expert;
+    item["x"] = nb::make_tuple(work.tag.x_slot(), work.x_lap);
+    item["hidden"] = nb::make_tuple(work.tag.hidden_slot(), work.hidden_lap);
+    works.append(item);
+  }
+  nb::list tiles;
+  for (u32 group = 0; group < groups.size(); ++group) {
+    for (u32 tile = walk.tiles_before(group); tile < tile_ends[group]; ++tile) {
+      const MokRows rows = rows_of_tile(order, groups[group], tile - walk.tiles_before(group));
+      const Cursor at = cursor_behind(rings.x, tile, layer.ring_tiles);
+      tiles.append(nb::make_tuple(rows.first, rows.count, nb::make_tuple(at.slot, at.lap)));
+    }
+  }
+  const Cursor x = cursor_behind(rings.x, walk.all_tiles(), layer.ring_tiles);
+  const Cursor hidden = cursor_behind(rings.hidden, walk.all_tiles(), layer.hidden_ring_tiles);
+  nb::dict pass;
+  pass["works"] = works;
+  pass["tiles"] = tiles;
+  pass["rings"] =
+      nb::make_tuple(nb::make_tuple(x.slot, x.lap), nb::make_tuple(hidden.slot, hidden.lap));
+  pass["num_groups"] = static_cast<u32>(groups.size());
+  return pass;
+}
+
 }  // namespace
 
 void bind_gemm(nb::module_& m) {
@@ -122,6 +187,9 @@ void bind_gemm(nb::module_& m) {
         "intermediate"_a, "num_ctas"_a);
   m.def("mok_items", &mok_items, "group_tiles"_a, nb::kw_only(), "lag"_a, "gemm1_blocks"_a,
         "gemm2_blocks"_a);
+  m.def("mok_pass", &mok_pass, "expert_rows"_a, "layer"_a, nb::kw_only(), "group_tiles"_a,
+        "num_ctas"_a, "x_at"_a, "hidden_at"_a);
+  m.attr("MOK_PULL_ROWS") = kPullRows;
 }
 
 }  // namespace mokbench
