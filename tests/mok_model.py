@@ -18,7 +18,7 @@ Process = Iterator[Callable[[], bool] | None]
 CONSUMERS = 2
 
 
-class Violation(AssertionError):
+class ViolationError(AssertionError):
     """A slot was used by two at once, or all wait for each other."""
 
 
@@ -46,19 +46,21 @@ class Ring:
 
     def write(self, slot: int, tile: Any) -> None:
         if self.readers[slot]:
-            raise Violation(f"slot {slot} is read as tile {self.holds[slot]}, written as {tile}")
+            raise ViolationError(
+                f"slot {slot} is read as tile {self.holds[slot]}, written as {tile}"
+            )
         if self.holds.get(slot) != tile:
             self.holds[slot], self.written[slot] = tile, 0
         self.written[slot] += 1
 
     def begin_read(self, slot: int, tile: Any, parts: int) -> None:
         if self.holds.get(slot) != tile or self.written[slot] != parts:
-            raise Violation(f"slot {slot} holds {self.holds.get(slot)}, wanted whole: {tile}")
+            raise ViolationError(f"slot {slot} holds {self.holds.get(slot)}, wanted whole: {tile}")
         self.readers[slot] += 1
 
     def end_read(self, slot: int, tile: Any) -> None:
         if self.holds.get(slot) != tile:
-            raise Violation(f"slot {slot} changed from {tile} to {self.holds.get(slot)}")
+            raise ViolationError(f"slot {slot} changed from {tile} to {self.holds.get(slot)}")
         self.readers[slot] -= 1
 
 
@@ -80,7 +82,7 @@ class Rank:
         self.x, self.hidden = Ring(self.layer.ring_tiles), Ring(self.layer.hidden_ring_tiles)
 
     def run(self, expert_rows: list[int], random: Random) -> None:
-        """One pass, to its end or to a Violation."""
+        """One pass, to its end or to a ViolationError."""
         plan = twin.mok_pass(
             expert_rows,
             self.layer,
@@ -92,7 +94,7 @@ class Rank:
         model = _Pass(self, plan)
         interleave(model.processes(), random)
         assert model.finished == CONSUMERS * self.num_ctas
-        assert model.done == Counter({i: CONSUMERS for i in range(len(plan["works"]))})
+        assert model.done == Counter(dict.fromkeys(range(len(plan["works"])), CONSUMERS))
         self.at = plan["rings"]
 
 
@@ -176,10 +178,10 @@ class _Pass:
         item = words.posted[0]
         words.taken[group] = 1
         while True:
-            if pending is not None and (item is None or not sure):
-                if self.rules.flushes_before_waits or item is None:
-                    yield from self.store(pending)
-                    pending = None
+            flushes = not sure and self.rules.flushes_before_waits
+            if pending is not None and (item is None or flushes):
+                yield from self.store(pending)
+                pending = None
             if item is None:
                 break
             yield lambda turn=turn: words.resolved >= turn
@@ -245,7 +247,9 @@ def interleave(processes: list[Process], random: Random) -> None:
     while waiting:
         ready = [p for p, condition in waiting.items() if condition is None or condition()]
         if not ready:
-            raise Violation(f"{len(waiting)} of {len(processes)} processes wait for each other")
+            raise ViolationError(
+                f"{len(waiting)} of {len(processes)} processes wait for each other"
+            )
         (chosen,) = random.choices(ready, [weight[p] for p in ready])
         for _ in range(random.choice((1, 1, 4, 40))):
             try:

@@ -7,8 +7,12 @@ from mokbench.fabric.cuda_signal import SignalArgs
 from mokbench.fabric.overlap import OverlapArgs
 from mokbench.gemm_config import SOURCE, TILE_ROWS, GemmConfig, most_stages
 from mokbench.measure.gpu_timing import AlignArgs, StampArgs
+from mokbench.mok_config import SOURCE as MOK_SOURCE
+from mokbench.mok_config import MokConfig, least_hidden_ring_tiles
+from mokbench.systems.cuda_mok_workspace import MokArgs
 from mokbench.systems.cuda_push_workspace import KERNELS, PushArgs
 from mokbench.systems.expanded_rows import RowsArgs
+from mokbench.workload import Model
 
 PUSH_CONFIG = (
     "mokbench::Config{.num_ranks=4,.num_experts=128,.top_k=8,.max_tokens=4096,.hidden=7168,"
@@ -43,6 +47,30 @@ GEMM_KERNELS = [
     (SOURCE, GemmConfig(swiglu=swiglu, row_weights=row_weights, split_k=True).expression)
     for swiglu in (False, True)
     for row_weights in (False, True)
+]
+
+
+def mok_config(
+    layer: tuple[int, int, int, int], ranks: int = 8, tile_rows: int = 128, stamps: bool = False
+) -> MokConfig:
+    hidden, intermediate, experts, top_k = layer
+    model = Model("layer", hidden, intermediate, experts, top_k)
+    least = least_hidden_ring_tiles(model, 8, 132)
+    tiles = GemmConfig(tile_rows, most_stages(tile_rows))
+    return MokConfig(model, ranks, 4096, tiles, 32, least + 16, 2, 132, stamps)
+
+
+# Mok at the published shapes, at every tile height, and with rows of 16-byte pieces that fill no
+# warp.
+MOK_KERNELS = [
+    (MOK_SOURCE, config.expression)
+    for config in [
+        *(mok_config(layer) for layer in _LAYERS),
+        *(mok_config(_LAYERS[0], ranks=1, tile_rows=rows) for rows in (32, 64, 128)),
+        *(mok_config(_LAYERS[4], ranks=4, tile_rows=rows) for rows in (32, 64)),
+        mok_config((192, 192, 32, 16), ranks=1),
+        mok_config(_LAYERS[0], stamps=True),
+    ]
 ]
 
 

@@ -76,7 +76,8 @@ def test_graph_shows_in_the_id_and_comes_last() -> None:
 def test_options_become_variants_and_defaults_leave_no_trace() -> None:
     found = expand(
         "\ntokens_per_rank: 1\n",
-        "systems: [{mok: {ring_tiles: [4, 2], block_m: [32, 64]}}, {deepep: {num_sms: [8, auto]}}]",
+        "systems: [{mok: {ring_tiles: [auto, 2], block_m: [32, 64]}}, "
+        "{deepep: {num_sms: [8, auto]}}]",
     )
     assert [(cell.system, cell.options) for cell in found] == [
         ("mok", (("block_m", 32),)),

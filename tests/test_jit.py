@@ -4,7 +4,7 @@ import ctypes
 import shutil
 
 import pytest
-from shipped_kernels import GEMM_KERNELS, PUSH_KERNELS, SHIPPED
+from shipped_kernels import GEMM_KERNELS, MOK_KERNELS, PUSH_KERNELS, SHIPPED
 
 from mokbench import jit
 from mokbench.errors import UnsupportedError
@@ -41,11 +41,12 @@ def gemms(tmp_path_factory):
     """All of them, two at a time: they take seconds each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MOKBENCH_CACHE", str(tmp_path_factory.mktemp("gemms")))
-        return dict(zip(GEMM_KERNELS, jit.build_all(GEMM_KERNELS, "sm_90a"), strict=True))
+        kernels = GEMM_KERNELS + MOK_KERNELS
+        return dict(zip(kernels, jit.build_all(kernels, "sm_90a"), strict=True))
 
 
-@pytest.mark.parametrize("kernel", GEMM_KERNELS, ids=lambda kernel: kernel[1][-85:])
-def test_grouped_gemms_compile_without_spills_and_serialised_wgmma(gemms, kernel):
+@pytest.mark.parametrize("kernel", GEMM_KERNELS + MOK_KERNELS, ids=lambda kernel: kernel[1][-140:])
+def test_gemms_compile_without_spills_and_serialised_wgmma(gemms, kernel):
     used = gemms[kernel].resources
     assert (used.spill_store_bytes, used.spill_load_bytes, used.stack_bytes) == (0, 0, 0)
     assert used.wgmma_warnings == ()

@@ -1,5 +1,5 @@
 """The counters of a MoK pass under random interleavings: nothing waits for ever, no slot is
-overwritten while it is read, and each rule of the protocol is missed where a mutant leaves it out."""
+overwritten while it is read, and a mutant that leaves out a rule of the protocol is seen."""
 
 from random import Random
 
@@ -14,7 +14,7 @@ except UnsupportedError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 import mok_model
-from mok_model import Rank, Rules, Violation
+from mok_model import Rank, Rules, ViolationError
 
 
 def layer_of(ring_tiles, hidden_ring_tiles, hidden=320, intermediate=192, block_m=32):
@@ -85,7 +85,7 @@ def test_a_rule_left_out_is_missed(rules):
         try:
             for _ in range(3):
                 rank.run([random.randrange(1, 200) for _ in range(6)], random)
-        except Violation:
+        except ViolationError:
             return
     pytest.fail("no interleaving showed the mutant")
 
@@ -93,10 +93,15 @@ def test_a_rule_left_out_is_missed(rules):
 @pytest.mark.parametrize("short", [0, 1])
 def test_rings_below_the_least_can_stop(short):
     layer = layer_of(*((1, 64), (4, 3))[short])
-    with pytest.raises(Violation, match="wait for each other"):
-        for seed in range(200):
-            rank = Rank(layer, 4, 3, 2, Rules())
-            rank.run([600, 300, 0, 40, 0, 90], Random(seed))
+
+    def stops(seed):
+        try:
+            Rank(layer, 4, 3, 2, Rules()).run([600, 300, 0, 40, 0, 90], Random(seed))
+        except ViolationError as violation:
+            return "wait for each other" in str(violation)
+        return False
+
+    assert any(stops(seed) for seed in range(200))
 
 
 def test_every_output_is_made_once():

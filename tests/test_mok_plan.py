@@ -1,5 +1,5 @@
-"""The order of both GEMMs' tiles in a MoK pass, on the CPU: all once, none too early, rings as small
-as said."""
+"""The order of both GEMMs' tiles in a MoK pass, on the CPU: all once, none too early, rings as
+small as said."""
 
 import pytest
 from hypothesis import given, settings

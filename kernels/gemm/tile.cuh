@@ -441,15 +441,14 @@ struct GemmConsumer {
     const u32 end_row = !second && pending.second_row > 0
                             ? min_of(pending.second_row, pending.num_rows)
                             : pending.num_rows;
-    if (first_row < end_row) {
-      const u32 num_rows = min_of(end_row - first_row, kChunkRows);
-      by_kind([&](auto swiglu) {
-        const StagedChunk<swiglu.value> staged{staging(second, chunk)};
-        const u32 column =
-            (swiglu.value ? first_column / 2 : first_column) + group * staged.kColumns;
-        output.send(staged, pending.tag, pending.row + first_row, num_rows, column, leads());
-      });
-    }
+    by_kind([&](auto swiglu) {
+      const StagedChunk<swiglu.value> staged{staging(second, chunk)};
+      const u32 column = (swiglu.value ? first_column / 2 : first_column) + group * staged.kColumns;
+      if (first_row < end_row && column < output.columns(swiglu)) {
+        const u32 num_rows = min_of(end_row - first_row, kChunkRows);
+        output.send(staged, pending.row + first_row, num_rows, column, leads());
+      }
+    });
     // Empty where rows were copied or none is there, so that waits count alike.
     if (leads()) ptx::cp_async_bulk_commit_group();
   }

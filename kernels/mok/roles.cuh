@@ -199,6 +199,9 @@ struct MokOutput {
     return (work.tag.gemm() == 0 ? c.layer.hidden : c.layer.intermediate) / kBlockK;
   }
 
+  static __device__ __forceinline__ u32 columns(Flag<true>) { return c.layer.intermediate; }
+  static __device__ __forceinline__ u32 columns(Flag<false>) { return c.layer.hidden; }
+
   // A CTA must not wait for others while it keeps back what others may wait for. The leader decides
   // for its warpgroup, between two barriers of it.
   __device__ __forceinline__ void look_ahead(const Work& next, u32 group) const {
@@ -208,9 +211,8 @@ struct MokOutput {
     return hints.get(kIsSure + group) != 0;
   }
 
-  __device__ __forceinline__ void send(StagedChunk<true> staged, Tag, u32 row, u32 num_rows,
-                                       u32 column, bool leads) const {
-    if (column >= c.layer.intermediate) return;
+  __device__ __forceinline__ void send(StagedChunk<true> staged, u32 row, u32 num_rows, u32 column,
+                                       bool leads) const {
     if (num_rows == chunk_rows(c.tiles)) {
       if (leads) ptx::cp_async_bulk_tensor_store(maps.hidden_out, staged.at, column, row);
       return;
@@ -220,9 +222,8 @@ struct MokOutput {
       *reinterpret_cast<ptx::Vec16*>(view.a.hidden_ring + at) = bytes;
     });
   }
-  __device__ __forceinline__ void send(StagedChunk<false> staged, Tag, u32 row, u32 num_rows,
-                                       u32 column, bool) const {
-    if (column >= c.layer.hidden) return;
+  __device__ __forceinline__ void send(StagedChunk<false> staged, u32 row, u32 num_rows, u32 column,
+                                       bool) const {
     staged.for_pieces(ptx::tid_x(), num_rows, [&](u32 nth, u32 piece, ptx::Vec16 bytes) {
       const u32 route = view.a.table[row + nth];
       char* to = view.at(source_of_route(route), view.kLayout.combine,
