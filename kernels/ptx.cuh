@@ -151,6 +151,20 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
+__device__ __forceinline__ bool mbarrier_test(u32 barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // cuda.h's CUtensorMap, encoded by the host.
 struct alignas(64) TensorMap {
   u64 opaque[16];
@@ -217,6 +231,14 @@ __device__ __forceinline__ u32 ld_volatile_shared(u32 at) {
 }
 __device__ __forceinline__ void st_volatile_shared(u32 at, u32 value) {
   asm volatile("st.volatile.shared.u32 [%0], %1;" : : "r"(at), "r"(value) : "memory");
+}
+__device__ __forceinline__ u32 ld_acquire_cta_shared(u32 at) {
+  u32 value;
+  asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
+  return value;
+}
+__device__ __forceinline__ void st_release_cta_shared(u32 at, u32 value) {
+  asm volatile("st.release.cta.shared.u32 [%0], %1;" : : "r"(at), "r"(value) : "memory");
 }
 // All threads of a group of warps; barrier 0 is __syncthreads.
 __device__ __forceinline__ void bar_sync(u32 barrier, u32 threads) {

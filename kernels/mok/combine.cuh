@@ -31,7 +31,7 @@ __device__ __forceinline__ void finish_items(const MokPass<c>& pass, const MokSh
   }
   if (lane > 0) return;
   const MokOrder order = pass.order();
-  const u32 tiles = pass.walk(order, own->num_groups).all_tiles();
+  const u32 tiles = pass.walk(order, own).all_tiles();
   *a.next_item = 0;
   *a.finished = 0;
   *a.epoch = pass.epoch;

@@ -25,6 +25,8 @@ __device__ __forceinline__ void begin_roles(const MokPass<c>& pass, GemmShared<c
     own->num_groups = *pass.a.num_groups;
     own->rings = *pass.a.rings;
   }
+  const u32 num_ends = min(*pass.a.num_groups, kTileEndsHere);
+  for (u32 i = threadIdx.x; i < num_ends; i += kMokThreads) own->tile_ends[i] = pass.a.tile_ends[i];
   // The schedule was built where bulk copies will write.
   ptx::fence_proxy_async();
   __syncthreads();
@@ -32,7 +34,7 @@ __device__ __forceinline__ void begin_roles(const MokPass<c>& pass, GemmShared<c
 
 template <MokConfig c>
 __global__ void __launch_bounds__(kMokThreads, 1)
-    mok_forward(const __grid_constant__ MokMaps<c> maps, const __grid_constant__ MokArgs a) {
+    mok_forward(const __grid_constant__ MokArgs a, const __grid_constant__ MokMaps<c> maps) {
   extern __shared__ __align__(1024) char memory[];
   static_assert(sizeof(MokSortShared<c>) <= gemm_layout(c.tiles).staging);
   static_assert(c.pull_warps >= 1 && c.pull_warps <= kGroupThreads / 32 - kFirstPullWarp);

@@ -55,10 +55,14 @@ struct MokMaps {
 // Words by which the roles of a CTA tell each other what only saves them a wait.
 enum MokHint : u32 {
   kResolved,  // the CTA's last item that waits for no other CTA any more
+  kReady,     // the last item that the scheduler saw to wait for nothing
   kFaulted,   // a wait of this CTA's loader was given up
   kIsSure,    // of each consumer warpgroup: its next item waits for no other CTA
   kNumHints = kIsSure + kConsumers,
 };
+
+// Groups whose tile ends fit there; those of more stay in global memory.
+constexpr u32 kTileEndsHere = 480;
 
 // Behind the pipeline's barriers in shared memory.
 struct MokShared {
@@ -69,6 +73,7 @@ struct MokShared {
   u32 epoch;
   u32 num_groups;
   MokRings rings;
+  u32 tile_ends[kTileEndsHere];
 };
 
 // One thread's view of the rank.
@@ -110,8 +115,21 @@ struct MokView {
     return mok_order(c.tiles.tile_rows, c.tiles.group_tiles, c.layer.hidden, c.layer.intermediate,
                      gridDim.x);
   }
-  __device__ __forceinline__ MokWalk walk(const MokOrder& order, u32 num_groups) const {
-    return {order, a.tile_ends, num_groups};
+  __device__ __forceinline__ MokWalk walk(const MokOrder& order, const MokShared* own) const {
+    const u32* tile_ends = own->num_groups <= kTileEndsHere ? own->tile_ends : a.tile_ends;
+    return {order, tile_ends, own->num_groups};
+  }
+  // Whether an item waits for no other CTA. On true, all that it needs is visible here.
+  __device__ __forceinline__ bool is_ready(const MokWork& work) const {
+    const u32 hidden_slot = work.tag.hidden_slot();
+    const auto has = [&](Field field, u32 slot, u32 least) {
+      return reached(ptx::ld_acquire_gpu(counter(field, slot)), least);
+    };
+    if (work.tag.gemm() != 0) {
+      return has(kLayout.hidden_ready, hidden_slot, (work.hidden_lap + 1) * kGemm1Parts);
+    }
+    return has(kLayout.ring_ready, work.tag.x_slot(), (work.x_lap + 1) * c.tiles.tile_rows) &&
+           has(kLayout.hidden_free, hidden_slot, work.hidden_lap * kGemm2Parts);
   }
 };
 

@@ -23,19 +23,26 @@ struct MokHints {
   __device__ __forceinline__ u32 get(u32 hint) const {
     return ptx::ld_volatile_shared(shared.base + kAt + 4 * hint);
   }
+  __device__ __forceinline__ u32 ready() const {
+    return ptx::ld_acquire_cta_shared(shared.base + kAt + 4 * kReady);
+  }
+  __device__ __forceinline__ void set_ready(u32 turn) const {
+    ptx::st_release_cta_shared(shared.base + kAt + 4 * kReady, turn);
+  }
   __device__ __forceinline__ void set(u32 hint, u32 value) const {
     ptx::st_volatile_shared(shared.base + kAt + 4 * hint, value);
   }
 };
 
 // The thread that takes items in the order of MokWalk and hands them on, one ahead, as the grouped
-// GEMM's does. After a fault it takes no more.
+// GEMM's does. While it waits for the next turn it looks whether the item's rows are there, since
+// the loader would lose a microsecond by looking. After a fault it takes no more.
 template <MokConfig c>
 __device__ __forceinline__ void take_items(const MokPass<c>& pass, GemmShared<c.tiles> shared,
                                            MokShared* own) {
   static_assert(kWorkSlots == 1, "the slot is free at first");
   const MokOrder order = pass.order();
-  const MokWalk walk = pass.walk(order, own->num_groups);
+  const MokWalk walk = pass.walk(order, own);
   const MokRings rings = own->rings;
   const MokHints<c.tiles> hints{shared};
   const u32 items = walk.items();
@@ -50,6 +57,15 @@ __device__ __forceinline__ void take_items(const MokPass<c>& pass, GemmShared<c.
     own->work = work;
     ptx::mbarrier_arrive(shared.work_full(0));
     if (work.units == 0) return;
+    bool ready = false;
+    while (!ready && !ptx::mbarrier_test(shared.work_empty(0), parity)) {
+      ready = pass.is_ready(work);
+      if (ready) {
+        hints.set_ready(turn);
+      } else {
+        ptx::nanosleep(100);
+      }
+    }
     ptx::mbarrier_wait(shared.work_empty(0), parity);
     parity ^= 1;
     index = atomicAdd(pass.a.next_item, 1);
@@ -79,7 +95,7 @@ struct MokLoader {
       if (work.units == 0) return;
       // After a fault the consumers still get their k-blocks, whatever is in them: nothing of this
       // pass is returned.
-      if (good && !wait_for_rows(work)) {
+      if (good && !reached(hints.ready(), work.turn) && !wait_for_rows(work)) {
         good = false;
         hints.set(kFaulted, 1);
       }
@@ -138,14 +154,14 @@ __device__ __forceinline__ void pull_rows(const MokPass<c>& pass, MokShared* own
   const MokArgs& a = pass.a;
   const MokOrder order = pass.order();
   const u32 lane = threadIdx.x % 32;
-  const u32 num_parts = pass.walk(order, own->num_groups).all_tiles() * kParts;
+  const MokWalk walk = pass.walk(order, own);
+  const u32 num_parts = walk.all_tiles() * kParts;
   u32 group = 0;
   for (u32 part = warp * gridDim.x + blockIdx.x; part < num_parts;
        part += c.pull_warps * gridDim.x) {
     const u32 tile = part / kParts;
-    while (tile >= a.tile_ends[group]) ++group;
-    const u32 tiles_before = group > 0 ? a.tile_ends[group - 1] : 0;
-    const MokRows rows = rows_of_tile(order, a.groups[group], tile - tiles_before);
+    while (tile >= walk.tile_ends[group]) ++group;
+    const MokRows rows = rows_of_tile(order, a.groups[group], tile - walk.tiles_before(group));
     const u32 first = part % kParts * kPullRows;
     const u32 num_rows = rows.count > first ? min_of(rows.count - first, kPullRows) : 0;
     const Cursor at = cursor_behind(own->rings.x, tile, c.layer.ring_tiles);
@@ -224,12 +240,26 @@ struct MokOutput {
   }
   __device__ __forceinline__ void send(StagedChunk<false> staged, u32 row, u32 num_rows, u32 column,
                                        bool) const {
-    staged.for_pieces(ptx::tid_x(), num_rows, [&](u32 nth, u32 piece, ptx::Vec16 bytes) {
-      const u32 route = view.a.table[row + nth];
-      char* to = view.at(source_of_route(route), view.kLayout.combine,
-                         route_of_route(route) * view.kRowBytes + column * 2 + piece * 16);
-      ptx::st_relaxed_sys_v4(to, bytes);
-    });
+    // All of a thread's routes are on their way together: they come from the L2.
+    constexpr u32 kPieces = StagedChunk<false>::kPieces;
+    constexpr u32 kRowsApart = kGroupThreads / kPieces;
+    constexpr u32 kRows = ceil_div(chunk_rows(c.tiles), kRowsApart);
+    const u32 first = ptx::tid_x() % kGroupThreads / kPieces;
+    const u32 piece = ptx::tid_x() % kPieces;
+    u32 routes[kRows];
+#pragma unroll
+    for (u32 i = 0; i < kRows; ++i) {
+      const u32 nth = first + i * kRowsApart;
+      routes[i] = nth < num_rows ? view.a.table[row + nth] : kNobody;
+    }
+#pragma unroll
+    for (u32 i = 0; i < kRows; ++i) {
+      if (routes[i] == kNobody) continue;
+      const u32 nth = first + i * kRowsApart;
+      char* to = view.at(source_of_route(routes[i]), view.kLayout.combine,
+                         route_of_route(routes[i]) * view.kRowBytes + column * 2 + piece * 16);
+      ptx::st_relaxed_sys_v4(to, ptx::ld_shared_v4(staged.at + staged.piece_at(nth, piece)));
+    }
   }
 
   // Behind a tile's last store: its hidden rows are there, its operands' slots are read.

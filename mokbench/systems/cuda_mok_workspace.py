@@ -113,7 +113,7 @@ class MokWorkspace:
         """y [T, H] of a whole pass."""
         self._take_inputs(x, topk_idx, topk_weights)
         stream = torch.cuda.current_stream().cuda_stream
-        arguments = [self._maps, self._arguments]
+        arguments = [self._arguments, self._maps]
         self._kernel.launch(self.config.num_sms, THREADS, arguments, stream, cooperative=True)
         return self._y[: x.shape[0]]
 
