@@ -232,13 +232,21 @@ __device__ __forceinline__ u32 ld_volatile_shared(u32 at) {
 __device__ __forceinline__ void st_volatile_shared(u32 at, u32 value) {
   asm volatile("st.volatile.shared.u32 [%0], %1;" : : "r"(at), "r"(value) : "memory");
 }
-__device__ __forceinline__ u32 ld_acquire_cta_shared(u32 at) {
-  u32 value;
-  asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
-  return value;
+__device__ __forceinline__ u32 atom_or_acquire_cta_shared(u32 at, u32 value) {
+  u32 before;
+  asm volatile("atom.acquire.cta.shared::cta.or.b32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(at), "r"(value)
+               : "memory");
+  return before;
 }
-__device__ __forceinline__ void st_release_cta_shared(u32 at, u32 value) {
-  asm volatile("st.release.cta.shared.u32 [%0], %1;" : : "r"(at), "r"(value) : "memory");
+__device__ __forceinline__ u32 atom_exch_release_cta_shared(u32 at, u32 value) {
+  u32 before;
+  asm volatile("atom.release.cta.shared::cta.exch.b32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(at), "r"(value)
+               : "memory");
+  return before;
 }
 // All threads of a group of warps; barrier 0 is __syncthreads.
 __device__ __forceinline__ void bar_sync(u32 barrier, u32 threads) {

@@ -33,7 +33,9 @@ def _opcodes(names: str) -> frozenset[str]:
 # Neither change a general register nor reach memory that ranks share.
 _SILENT = _opcodes(
     "BAR BRA BREAK BSSY BSYNC CALL CCTL CGAERRBAR DEPBAR ENDCOLLECTIVE ERRBAR EXIT FCHK FENCE "
-    "FSETP ISETP MEMBAR NANOSLEEP NOP PLOP3 R2P RET STS UISETP UPLOP3 WARPSYNC YIELD"
+    "FSETP HGMMA ISETP MEMBAR NANOSLEEP NOP PLOP3 R2P RET STS STSM SYNCS UISETP UPLOP3 USETMAXREG "
+    # Bulk copies: their tensor maps are of this rank's own memory.
+    "UTMACMDFLUSH UTMALDG UTMASTG WARPGROUP WARPSYNC YIELD"
 )
 # Results that are no addresses: data, indices of threads, time.
 _DATA = _opcodes(
@@ -43,7 +45,7 @@ _DATA = _opcodes(
 # Results that come from the operands.
 _ALU = _opcodes(
     "HFMA2 IABS IADD3 IMAD LDC LEA LOP3 MOV PRMT R2UR SEL SHF UIADD3 UIMAD ULDC ULEA ULOP3 UMOV "
-    "USEL USHF VIADD VIADDMNMX VIMNMX"
+    "UPRMT USEL USHF VIADD VIADDMNMX VIMNMX"
 )
 
 

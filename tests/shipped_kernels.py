@@ -9,7 +9,6 @@ from mokbench.gemm_config import SOURCE, TILE_ROWS, GemmConfig, most_stages
 from mokbench.measure.gpu_timing import AlignArgs, StampArgs
 from mokbench.mok_config import SOURCE as MOK_SOURCE
 from mokbench.mok_config import MokConfig, least_hidden_ring_tiles
-from mokbench.systems.cuda_mok_workspace import MokArgs
 from mokbench.systems.cuda_push_workspace import KERNELS, PushArgs
 from mokbench.systems.expanded_rows import RowsArgs
 from mokbench.workload import Model

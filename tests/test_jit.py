@@ -9,6 +9,8 @@ from shipped_kernels import GEMM_KERNELS, MOK_KERNELS, PUSH_KERNELS, SHIPPED
 from mokbench import jit
 from mokbench.errors import UnsupportedError
 from mokbench.gemm_config import SOURCE, GemmConfig
+from mokbench.mok_config import SOURCE as MOK_SOURCE
+from mokbench.systems.cuda_mok_workspace import MokArgs
 
 pytest.importorskip("cuda.core", reason="needs cuda-core: pip install 'mokbench[cuda]'")
 
@@ -139,12 +141,13 @@ def test_structs_have_the_size_that_the_kernels_expect(tmp_path, monkeypatch):
     shutil.copytree(jit.kernel_root(), copy)
     monkeypatch.setattr(jit, "kernel_root", lambda: copy)
     structs = {shipped.args for shipped in SHIPPED if issubclass(shipped.args, ctypes.Structure)}
+    structs.add(MokArgs)
     sizes = {struct.__name__: ctypes.sizeof(struct) for struct in structs}
     assert len(sizes) >= 5
     asserts = "\n".join(
         f"static_assert(sizeof(mokbench::{name}) == {size});" for name, size in sizes.items()
     )
-    sources = sorted({shipped.source for shipped in SHIPPED})
+    sources = sorted({shipped.source for shipped in SHIPPED} | {MOK_SOURCE})
     includes = "".join(f'#include "{source}"\n' for source in sources)
     text = f"{includes}{asserts}\n"
     (copy / "sizes.cuh").write_text(text + "__global__ void sizes() {}\n", encoding="utf-8")

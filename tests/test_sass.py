@@ -15,7 +15,10 @@ from mokbench import jit
 pytest.importorskip("cuda.core", reason="needs cuda-core: pip install 'mokbench[cuda]'")
 pytest.importorskip("torch")
 import sass
-from shipped_kernels import SHIPPED, Shipped
+from shipped_kernels import SHIPPED, Shipped, mok_config
+
+from mokbench.mok_config import SOURCE as MOK_SOURCE
+from mokbench.systems.cuda_mok_workspace import MokArgs
 
 # 64-bit arguments that are no pointers.
 VALUES = {"wait_bound_ns", "spin_ns", "lead_ns"}
@@ -90,7 +93,7 @@ SYSTEM_ASM = re.findall(
 )
 # Kernels that between them use all of ptx.cuh's system-scope instructions that any kernel uses.
 MUTATED = ("signal_entry<2>", "push_give_back", "push_reduce")
-# Of mok's pass alone, which has no kernel yet.
+# Of mok's pass alone, which MUTATED does not have: see problems_of_mok.
 NOT_SHIPPED = {"red.release.sys.global.add.u32"}
 
 
@@ -133,6 +136,43 @@ def test_a_pointer_from_memory_is_not_passed_over(tmp_path, monkeypatch):
     mutated(monkeypatch, tmp_path, "overlap.cuh", indirect)
     (probe,) = shipped_named("overlap_probe")
     assert any("unknown" in problem for problem in problems_of(probe))
+
+
+# So long that the paths through it meet: of some addresses no more is known than that they are a
+# segment's or this rank's own.
+MOK = (MOK_SOURCE, mok_config((256, 192, 16, 4), ranks=4, tile_rows=32).expression)
+
+
+def mok_accesses() -> list[sass.Access]:
+    cubin = jit.build(*MOK, "sm_90a")
+    shipped = Shipped(*MOK, MokArgs)
+    own = parameters_of(shipped)
+    maps = 1 + 2 * (2 + 32 // 16)
+    num_bytes = -(-own.num_bytes // 64) * 64 + 128 * maps
+    parameters = sass.Parameters(num_bytes, own.segments, own.pointers)
+    return sass.accesses(cubin.code, cubin.symbol, parameters)
+
+
+def problems_of_mok() -> list[str]:
+    """Accesses of what is a segment for certain, with too narrow a scope."""
+    return [
+        f"{access.scope} scope: {access.text}"
+        for access in mok_accesses()
+        if access.sources == {sass.SEGMENT} and access.scope == "weak"
+    ]
+
+
+def test_mok_reaches_segments_with_scope():
+    assert problems_of_mok() == []
+    kinds = {(a.scope, "128" in a.text) for a in mok_accesses() if a.sources == {sass.SEGMENT}}
+    assert {("SYS", True), ("SYS", False), ("GPU", False)} <= kinds
+
+
+@pytest.mark.parametrize("asm", ["ld.relaxed.sys.global.v4.u32", "st.relaxed.sys.global.v4.u32"])
+def test_a_row_of_mok_without_scope_is_caught(asm, tmp_path, monkeypatch):
+    weaker = asm.replace(".relaxed.sys", "")
+    mutated(monkeypatch, tmp_path, "ptx.cuh", lambda text: text.replace(f'"{asm} ', f'"{weaker} '))
+    assert problems_of_mok()
 
 
 def local_uses(text: str) -> list[str]:

@@ -20,17 +20,21 @@ struct MokHints {
 
   GemmShared<c> shared;
 
-  __device__ __forceinline__ u32 get(u32 hint) const {
-    return ptx::ld_volatile_shared(shared.base + kAt + 4 * hint);
+  __device__ __forceinline__ u32 at(u32 hint) const { return shared.base + kAt + 4 * hint; }
+
+  // Between single threads that no barrier orders.
+  __device__ __forceinline__ u32 get(MokHint hint) const {
+    return ptx::atom_or_acquire_cta_shared(at(hint), 0);
   }
-  __device__ __forceinline__ u32 ready() const {
-    return ptx::ld_acquire_cta_shared(shared.base + kAt + 4 * kReady);
+  __device__ __forceinline__ void set(MokHint hint, u32 value) const {
+    ptx::atom_exch_release_cta_shared(at(hint), value);
   }
-  __device__ __forceinline__ void set_ready(u32 turn) const {
-    ptx::st_release_cta_shared(shared.base + kAt + 4 * kReady, turn);
+  // Between a warpgroup's leader and its others, ordered by their barrier.
+  __device__ __forceinline__ bool is_sure(u32 group) const {
+    return ptx::ld_volatile_shared(at(kIsSure + group)) != 0;
   }
-  __device__ __forceinline__ void set(u32 hint, u32 value) const {
-    ptx::st_volatile_shared(shared.base + kAt + 4 * hint, value);
+  __device__ __forceinline__ void set_sure(u32 group, bool sure) const {
+    ptx::st_volatile_shared(at(kIsSure + group), sure);
   }
 };
 
@@ -61,7 +65,7 @@ __device__ __forceinline__ void take_items(const MokPass<c>& pass, GemmShared<c.
     while (!ready && !ptx::mbarrier_test(shared.work_empty(0), parity)) {
       ready = pass.is_ready(work);
       if (ready) {
-        hints.set_ready(turn);
+        hints.set(kReady, turn);
       } else {
         ptx::nanosleep(100);
       }
@@ -95,7 +99,7 @@ struct MokLoader {
       if (work.units == 0) return;
       // After a fault the consumers still get their k-blocks, whatever is in them: nothing of this
       // pass is returned.
-      if (good && !reached(hints.ready(), work.turn) && !wait_for_rows(work)) {
+      if (good && !reached(hints.get(kReady), work.turn) && !wait_for_rows(work)) {
         good = false;
         hints.set(kFaulted, 1);
       }
@@ -221,11 +225,9 @@ struct MokOutput {
   // A CTA must not wait for others while it keeps back what others may wait for. The leader decides
   // for its warpgroup, between two barriers of it.
   __device__ __forceinline__ void look_ahead(const Work& next, u32 group) const {
-    hints.set(kIsSure + group, reached(hints.get(kResolved), next.turn));
+    hints.set_sure(group, reached(hints.get(kResolved), next.turn));
   }
-  __device__ __forceinline__ bool is_sure(u32 group) const {
-    return hints.get(kIsSure + group) != 0;
-  }
+  __device__ __forceinline__ bool is_sure(u32 group) const { return hints.is_sure(group); }
 
   __device__ __forceinline__ void send(StagedChunk<true> staged, u32 row, u32 num_rows, u32 column,
                                        bool leads) const {

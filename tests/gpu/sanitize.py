@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import sanitize_mok
 
 from mokbench import jit
 from mokbench.device_kernel import DeviceKernel, checked
@@ -97,11 +98,12 @@ class Device:
         args: ctypes.Structure,
         cooperative: bool = False,
         maps: tuple[ctypes.Array, ...] = (),
+        after: tuple[ctypes.Array, ...] = (),
         shared_bytes: int = 0,
     ) -> None:
         cubin = jit.build(source, f"mokbench::{name}", self.arch)
         kernel = DeviceKernel(cubin, shared_bytes)
-        kernel.launch(grid, block, [*maps, args], 0, cooperative)
+        kernel.launch(grid, block, [*maps, args, *after], 0, cooperative)
         checked("cuCtxSynchronize", self._driver.cuCtxSynchronize())
 
     def require_no_fault(self, segment: int) -> None:
@@ -324,6 +326,8 @@ def main(defect: str) -> None:
         timing(device)
         for config in GEMM_CONFIGS:
             gemm(device, config)
+        for case in sanitize_mok.CASES:
+            sanitize_mok.mok(device, table, bf16, case)
     print("all kernels ran")
 
 
