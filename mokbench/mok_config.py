@@ -24,6 +24,21 @@ MAX_ROUTES = 1 << 25  # kRouteBits
 PULL_WARPS = (1, 2)
 GROUP_WORDS = 4  # MokGroup
 RINGS_WORDS = 4  # MokRings
+# MokStamp: what a CTA stamps in a pass, ns of the GPU's clock; "waited" is a sum of ns.
+STAMPS = (
+    "begun",
+    "staged",
+    "entered",
+    "scheduled",
+    "pulled",
+    "waited",
+    "gemm1_begun",
+    "gemm1_ended",
+    "gemm2_begun",
+    "gemm2_ended",
+    "returned",
+    "summed",
+)
 _COUNTER_BYTES = 128
 
 

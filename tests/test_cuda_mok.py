@@ -1,10 +1,13 @@
 """What mok on the cuda fabric decides without a GPU: tiles, rings, memory and refusals."""
 
+import re
+
 import pytest
 
 from mokbench import twin
 from mokbench.errors import UnsupportedError
-from mokbench.mok_config import choose_mok, column_blocks, least_hidden_ring_tiles
+from mokbench.jit import kernel_root
+from mokbench.mok_config import STAMPS, choose_mok, column_blocks, least_hidden_ring_tiles
 from mokbench.routing import RoutingSpec
 from mokbench.systems import system_class
 from mokbench.systems.options import MokOptions
@@ -77,6 +80,12 @@ def test_what_is_chosen_for_a_published_shape():
     few = choose_mok(work_of(tokens=128), MokOptions(), 128, 132)
     assert few.tiles.tile_rows == 32
     assert config.workspace_bytes > 32 * 2 * 2048 * 7168 * 2
+
+
+def test_stamps_have_the_kernels_order():
+    text = (kernel_root() / "mok/plan.h").read_text(encoding="utf-8")
+    names = re.findall(r"\bk(\w+)", text[text.index("enum MokStamp") : text.index("kNumStamps")])
+    assert [name.lower() for name in names] == [name.replace("_", "") for name in STAMPS]
 
 
 def test_groups_have_room_whatever_the_routing():

@@ -33,6 +33,14 @@ __device__ __forceinline__ void begin_roles(const MokPass<c>& pass, GemmShared<c
 }
 
 template <MokConfig c>
+__device__ __forceinline__ void begin_stamps(const MokPass<c>& pass) {
+  if constexpr (c.stamps) {
+    for (u32 i = 0; i < kNumStamps; ++i) pass.a.stamps[blockIdx.x * kNumStamps + i] = 0;
+    pass.stamp(kBegun);
+  }
+}
+
+template <MokConfig c>
 __global__ void __launch_bounds__(kMokThreads, 1)
     mok_forward(const __grid_constant__ MokArgs a, const __grid_constant__ MokMaps<c> maps) {
   extern __shared__ __align__(1024) char memory[];
@@ -43,9 +51,13 @@ __global__ void __launch_bounds__(kMokThreads, 1)
   const GemmShared<c.tiles> shared{ptx::cvta_to_shared(memory)};
   MokShared* own = mok_shared<c.tiles>(memory);
   auto& sort = *reinterpret_cast<MokSortShared<c>*>(memory);
+  if (threadIdx.x == 0) begin_stamps(pass);
   stage_inputs(pass);
+  if (threadIdx.x == 0) pass.stamp(kStaged);
   if (!enter(pass, own->is_last)) return;
+  if (threadIdx.x == 0) pass.stamp(kEntered);
   if (!build_schedule(pass, sort)) return;
+  if (threadIdx.x == 0) pass.stamp(kScheduled);
   begin_roles(pass, shared, own);
   const u32 group = threadIdx.x / kGroupThreads;
   const u32 warp = threadIdx.x / 32;
@@ -66,7 +78,11 @@ __global__ void __launch_bounds__(kMokThreads, 1)
     }
     const MokPass<c> again(a, own->epoch);
     finish_items(again, own, group - 1);
-    if (wait_returned(again, own)) sum_rows(again);
+    if (!wait_returned(again, own)) return;
+    const bool stamps = threadIdx.x == kGroupThreads;
+    if (stamps) again.stamp(kReturned);
+    sum_rows(again);
+    if (stamps) again.stamp(kSummed);
   }
 }
 

@@ -38,7 +38,7 @@ struct MokArgs {
   MokGroup* groups;   // [groups]
   char* x_ring;       // [ring_tiles * tile_rows, hidden]
   char* hidden_ring;  // [hidden_ring_tiles * tile_rows, intermediate]
-  u64* stamps;        // see MokStamps; null without
+  u64* stamps;        // [grid][kNumStamps] of MokStamp; null without
 };
 
 // Mirrored by mok_maps of mokbench/systems/cuda_mok_workspace.py.
@@ -95,6 +95,24 @@ struct MokView {
   static_assert(!c.tiles.split_k && !c.tiles.row_weights);
 
   const MokArgs& a;
+
+  // By one thread of the CTA for each of them.
+  __device__ __forceinline__ u64* stamp_at(MokStamp which) const {
+    return a.stamps + ptx::anew(ptx::anew(blockIdx.x) * kNumStamps + which);
+  }
+  __device__ __forceinline__ void stamp(MokStamp which, bool only_first = false) const {
+    if constexpr (c.stamps) {
+      u64* at = stamp_at(which);
+      if (!only_first || *at == 0) *at = ptx::globaltimer_ns();
+    }
+  }
+  __device__ __forceinline__ u64 stamp_now() const {
+    if constexpr (c.stamps) return ptx::globaltimer_ns();
+    return 0;
+  }
+  __device__ __forceinline__ void stamp_waited(u64 since) const {
+    if constexpr (c.stamps) *stamp_at(kWaited) += ptx::globaltimer_ns() - since;
+  }
 
   // The n-th rank to turn to: the next one first, to spread over the links.
   __device__ __forceinline__ u32 nth_peer(u32 n) const {

@@ -31,6 +31,24 @@ struct MokConfig {
   bool stamps = false;  // when each role did what, see MokStamp
 };
 
+// When a CTA did what, in ns of %globaltimer (kWaited: a sum); zero if never. STAMPS of
+// mokbench/mok_config.py names them.
+enum MokStamp : u32 {
+  kBegun,
+  kStaged,      // its share of the inputs
+  kEntered,     // every rank's inputs are there
+  kScheduled,   // the table is built
+  kPulled,      // its last row, by the CTA's first pull warp
+  kWaited,      // its loader, for rows
+  kGemm1Begun,  // its first item of GEMM 1
+  kGemm1Ended,  // its last one, stored
+  kGemm2Begun,
+  kGemm2Ended,
+  kReturned,  // every rank's rows are back
+  kSummed,
+  kNumStamps,
+};
+
 // The order of a rank on num_ctas SMs. A CTA has a tile in work and the next one in view, so a tile
 // that was taken 2 * num_ctas ago is as good as done.
 constexpr MokOrder mok_order(u32 tile_rows, u32 group_tiles, u32 hidden, u32 intermediate,

@@ -99,10 +99,13 @@ struct MokLoader {
       if (work.units == 0) return;
       // After a fault the consumers still get their k-blocks, whatever is in them: nothing of this
       // pass is returned.
+      const u64 since = pass.stamp_now();
       if (good && !reached(hints.get(kReady), work.turn) && !wait_for_rows(work)) {
         good = false;
         hints.set(kFaulted, 1);
       }
+      pass.stamp_waited(since);
+      pass.stamp(work.tag.gemm() == 0 ? kGemm1Begun : kGemm2Begun, true);
       hints.set(kResolved, work.turn);
       ptx::fence_proxy_async_global();
       load(work);
@@ -148,7 +151,7 @@ struct MokLoader {
 
 // Few enough loads in flight for the registers of these warps.
 template <MokConfig c>
-using PullBatch = RowBatch<c.layer.hidden / kVecElements, 5>;
+using PullBatch = RowBatch<c.layer.hidden / kVecElements, c.stamps ? 4 : 5>;
 
 // A warp that pulls rows in the order in which GEMM 1 will want them, kPullRows at a time, in turn
 // with all others of the rank.
@@ -193,6 +196,7 @@ __device__ __forceinline__ void pull_rows(const MokPass<c>& pass, MokShared* own
     __syncwarp();
     if (lane == 0) {
       pass.steps(Role::kPull, [&](auto&& step) { step.raise_ring_ready(at, kPullRows); });
+      if (warp == 0) pass.stamp(kPulled);
     }
   }
 }
@@ -266,6 +270,7 @@ struct MokOutput {
 
   // Behind a tile's last store: its hidden rows are there, its operands' slots are read.
   __device__ __forceinline__ void finish(Tag tag, u32 group, bool leads) const {
+    if (group == 0 && leads) view.stamp(is_swiglu(tag) ? kGemm1Ended : kGemm2Ended);
     if (!is_swiglu(tag)) {
       // Relaxed: what waits for this are writes, and the reads were over when the k-blocks were
       // full. A release would wait for the rows' way to their ranks.

@@ -16,7 +16,7 @@ from mokbench.errors import UnsupportedError
 from mokbench.fabric.cuda import MAX_RANKS, CudaFabric, SymmetricBuffer
 from mokbench.gemm_config import HALF_COLS
 from mokbench.grouped_gemm import Matrix, pack_gate_up
-from mokbench.mok_config import BLOCK_K, SOURCE, THREADS, MokConfig
+from mokbench.mok_config import BLOCK_K, SOURCE, STAMPS, THREADS, MokConfig
 from mokbench.tensor_map import tensor_map
 
 _ARCH = "sm_90a"
@@ -91,6 +91,9 @@ class MokWorkspace:
             config.hidden_ring_tiles * tile_rows, model.intermediate, **rows
         )
         self._y = torch.zeros(config.max_tokens, model.hidden, **rows)
+        self._stamps = torch.zeros(
+            config.num_sms if config.stamps else 0, len(STAMPS), dtype=torch.int64, device=device
+        )
         self._weights = pack_gate_up(w13), w2
         matrices = map(_matrix, (*self._weights, self._x_ring, self._hidden_ring))
         self._maps = mok_maps(config, *matrices)
@@ -123,6 +126,11 @@ class MokWorkspace:
         if fault := self._buffer.fault():
             raise fault
 
+    @property
+    def stamps(self) -> Tensor:
+        """[CTA, STAMPS] of the last pass, on the CPU; waits for the GPU. Empty without stamps."""
+        return self._stamps.cpu()
+
     def _take_inputs(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> None:
         num_tokens, model = x.shape[0], self.config.model
         assert num_tokens <= self.config.max_tokens, f"{num_tokens} tokens do not fit"
@@ -144,6 +152,7 @@ class MokWorkspace:
             y=self._y.data_ptr(),
             x_ring=self._x_ring.data_ptr(),
             hidden_ring=self._hidden_ring.data_ptr(),
+            stamps=self._stamps.data_ptr(),
             **scratch,
         )
 
