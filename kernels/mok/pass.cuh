@@ -106,12 +106,13 @@ struct MokView {
       if (!only_first || *at == 0) *at = ptx::globaltimer_ns();
     }
   }
-  __device__ __forceinline__ u64 stamp_now() const {
-    if constexpr (c.stamps) return ptx::globaltimer_ns();
+  // Low halves: a wait takes no more than seconds.
+  __device__ __forceinline__ u32 stamp_now() const {
+    if constexpr (c.stamps) return static_cast<u32>(ptx::globaltimer_ns());
     return 0;
   }
-  __device__ __forceinline__ void stamp_waited(u64 since) const {
-    if constexpr (c.stamps) *stamp_at(kWaited) += ptx::globaltimer_ns() - since;
+  __device__ __forceinline__ void stamp_waited(u32 since) const {
+    if constexpr (c.stamps) *stamp_at(kWaited) += stamp_now() - since;
   }
 
   // The n-th rank to turn to: the next one first, to spread over the links.

@@ -99,7 +99,7 @@ struct MokLoader {
       if (work.units == 0) return;
       // After a fault the consumers still get their k-blocks, whatever is in them: nothing of this
       // pass is returned.
-      const u64 since = pass.stamp_now();
+      const u32 since = pass.stamp_now();
       if (good && !reached(hints.get(kReady), work.turn) && !wait_for_rows(work)) {
         good = false;
         hints.set(kFaulted, 1);
