@@ -2,17 +2,18 @@
 
     python scripts/h200_mok.py OUT [STEP ...]
 
-Steps, all by default: compile (every kernel of `check`, several at a time), check (a dozen cases,
-each on ranks of its own with a time limit; a line each, with the fault record where a wait was
-given up), test (pytest tests/gpu/test_mok.py), bench (mok, push and local in turn). OUT gets
-check.log and mok.json.
+Steps, all by default: compile (every kernel of check, several at a time), check (a dozen cases, a
+line each, with the fault record where a wait was given up), test (pytest tests/gpu/test_mok.py),
+bench (mok, push and local in turn). OUT gets check.log, test.log and mok.json.
 """
 
+import json
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,7 +32,8 @@ from mokbench.workload import Dtype, Model, Workload
 sys.path.insert(0, "tests/gpu")
 
 ARCH = "sm_90a"
-_LIMIT_S, _BOUND_S = 60.0, 2.0
+# Of all ranks to start, of each case, of a wait on the GPU.
+_LIMIT_S, _CASE_S, _BOUND_S = 40.0, 4.0, 2.0
 _DEFAULT = MokOptions()
 
 
@@ -112,54 +114,90 @@ def prepared(fabric: Any, work: Workload, name: str, options: Any, max_tokens: i
     return system, layer, (layer.x, layer.topk_idx, layer.topk_weights)
 
 
+def check_case(fabric: Any, case: Case) -> dict[str, Any]:
+    """Error against the oracle, and whether eleven passes gave the same bits."""
+    mok, layer, here = prepared(fabric, case.work, "mok", case.options, case.max_tokens)
+    first = mok.run(*here).clone()
+    mok.check()
+    same = True
+    for _ in range(5):
+        mok.run(*here).fill_(float("nan"))
+        same &= torch.equal(first, mok.run(*here))
+    mok.check()
+    parts = fabric.gather((reference.error_sums(first, layer.truth), same))
+    accuracy = reference.judge([part for part, _ in parts], Dtype.BF16)
+    same = all(repeat for _, repeat in parts)
+    bad_rows = first.isnan().any(dim=1).nonzero().flatten().tolist()
+    mok.close()
+    return {
+        "ok": bool(accuracy.ok and same),
+        "rel_error": accuracy.rel_error,
+        "same": same,
+        "nan_rows": bad_rows[:8],
+        "note": mok_note(case, fabric.num_sms),
+    }
+
+
+def mok_note(case: Case, num_sms: int) -> str:
+    """How the case's tiles and rings were chosen."""
+    return choose_mok(case.work, case.options, case.max_tokens, num_sms).note
+
+
 @dataclass(frozen=True)
-class CheckCase:
-    """What a rank does in a case; picklable."""
+class CheckCases:
+    """Cases one after the other on every rank, each answer written down at once; picklable."""
 
-    case: Case
+    cases: tuple[Case, ...]
+    folder: str
 
-    def __call__(self, fabric: Any) -> dict[str, Any]:
-        """Error against the oracle, and whether six passes gave the same bits."""
-        mok, layer, here = prepared(
-            fabric, self.case.work, "mok", self.case.options, self.case.max_tokens
-        )
-        first = mok.run(*here).clone()
-        mok.check()
-        same = True
-        for _ in range(5):
-            mok.run(*here).fill_(float("nan"))
-            same &= torch.equal(first, mok.run(*here))
-        mok.check()
-        parts = fabric.gather((reference.error_sums(first, layer.truth), same))
-        accuracy = reference.judge([part for part, _ in parts], Dtype.BF16)
-        wrong = (first.float() - first.float()).isnan().any(dim=1).nonzero().flatten().tolist()
-        return {
-            "ok": bool(accuracy.ok and all(repeat for _, repeat in parts)),
-            "rel_error": accuracy.rel_error,
-            "same": all(repeat for _, repeat in parts),
-            "nan_rows": wrong[:8],
-            "note": mok.notes[0],
-        }
+    def __call__(self, fabric: Any) -> None:
+        """Ends at the first error: what follows it in a process says nothing."""
+        with Path(self.folder, f"rank{fabric.rank}.jsonl").open("w", encoding="utf-8") as file:
+            for case in self.cases:
+                try:
+                    answer = check_case(fabric, case)
+                except Exception as error:
+                    answer = {"ok": False, "error": f"{type(error).__name__}: {error}"[-600:]}
+                file.write(json.dumps(answer) + "\n")
+                file.flush()
+                if "error" in answer:
+                    return
+
+
+def answers_of(folder: str, ranks: int) -> list[list[dict[str, Any]]]:
+    """By case, each rank's answer; what a rank did not get to is an error."""
+    found = []
+    for rank in range(ranks):
+        path = Path(folder, f"rank{rank}.jsonl")
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        found.append([json.loads(line) for line in lines])
+    silent = {"ok": False, "error": "no answer: it hangs, or its process died"}
+    most = max(1, *map(len, found))
+    return [[own[i] if i < len(own) else silent for own in found] for i in range(most)]
 
 
 def check(out: Path) -> dict[str, Any]:
-    """Every case; ranks that do not answer in time are killed and the next case runs."""
+    """Every case; ranks that hang are killed, and new ones go on behind the case."""
     from cuda_ranks import run_ranks
 
     found = {}
     with (out / "check.log").open("w", encoding="utf-8") as log:
-        for case in CASES:
-            began = time.monotonic()
-            answers = run_ranks(case.ranks, CheckCase(case), _BOUND_S, _LIMIT_S)
-            good = all(isinstance(answer, dict) and answer["ok"] for answer in answers)
-            lines = [f"{'ok ' if good else 'BAD'} {case.name} {time.monotonic() - began:.0f} s"]
-            for rank, answer in enumerate(answers):
-                text = answer if isinstance(answer, dict) else str(answer).strip()[-600:]
-                lines += [] if good and rank else [f"    rank {rank}: {text}"]
-            print("\n".join(lines), flush=True)
-            log.write("\n".join(lines) + "\n")
-            log.flush()
-            found[case.name] = {"ok": good, "answers": [str(a)[-600:] for a in answers]}
+        for ranks in sorted({case.ranks for case in CASES}):
+            waiting = [case for case in CASES if case.ranks == ranks]
+            while waiting:
+                with tempfile.TemporaryDirectory() as folder:
+                    limit_s = _LIMIT_S + _CASE_S * len(waiting)
+                    run_ranks(ranks, CheckCases(tuple(waiting), folder), _BOUND_S, limit_s)
+                    answers = answers_of(folder, ranks)
+                for case, of_case in zip(waiting, answers, strict=False):
+                    good = all(answer["ok"] for answer in of_case)
+                    lines = [f"{'ok ' if good else 'BAD'} {case.name}"]
+                    shown = of_case[:1] if good else of_case
+                    lines += [f"    rank {rank}: {answer}" for rank, answer in enumerate(shown)]
+                    print("\n".join(lines), flush=True)
+                    log.write("\n".join(lines) + "\n")
+                    found[case.name] = {"ok": good, "answers": of_case}
+                waiting = waiting[len(answers) :]
     return found
 
 
@@ -180,7 +218,7 @@ class TimeSystems:
         for name in self.names:
             options = SYSTEM_OPTIONS[name]()
             system, _, here = prepared(fabric, self.work, name, options)
-            calls[name] = lambda system=system, here=here: system.run(*here)
+            calls[name] = partial(system.run, *here)
         if fabric.ranks == 1:
             x, y = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in "xy")
             calls["8192^3"] = lambda: x @ y.T
