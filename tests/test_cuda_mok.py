@@ -105,6 +105,7 @@ def test_groups_have_room_whatever_the_routing():
         (cell_of(model=Model("h", 512, 64, 64, 4)), "intermediate to be a multiple of 64 from 128"),
         (cell_of(model=Model("e", 512, 512, 2048, 4)), "at most 1024 experts a rank"),
         (cell_of(options={"stages": 9}), "stages is 9"),
+        (cell_of(options={"hidden_ring_tiles": 12}), "hidden_ring_tiles is 12"),
         (cell_of(fabric="host", options={"tile_rows": 32}), "tile_rows is an option of the cuda"),
         (cell_of(fabric="host", options={"ring_tiles": 65}), "at most 64 tiles"),
     ],
@@ -114,7 +115,9 @@ def test_refusals_say_why(cell, reason):
 
 
 def test_what_it_takes():
-    for cell in (cell_of(), cell_of(model=ODD, ranks=4), cell_of(options={"tile_rows": 32})):
+    rings = cell_of(options={"ring_tiles": 9, "hidden_ring_tiles": 20})
+    tall = cell_of(options={"tile_rows": 128})
+    for cell in (cell_of(), cell_of(model=ODD, ranks=4), tall, rings):
         assert system_class("mok", "cuda").supports(cell) is None
         assert system_class("mok", "cuda").workspace_bytes(cell) > 0
 

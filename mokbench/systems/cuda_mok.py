@@ -42,17 +42,16 @@ class Mok:
         if problem := mok_problem(work.model, work.ranks, work.tokens_per_rank):
             return problem
         try:
-            choose_mok(work, options, work.tokens_per_rank, _sms(options, _SOME_SMS // work.ranks))
+            choose_mok(work, options, work.tokens_per_rank, _planned_sms(options))
         except ValueError as error:
-            # Rings are checked again for the SMs that there are.
-            return str(error) if "ring" not in str(error) else None
+            return str(error)
         return None
 
     @staticmethod
     def workspace_bytes(cell: Cell) -> int:
         """Segment, rings, table, packed weights and y."""
         work, options = cell.workload, expect_options(options_of(cell), MokOptions)
-        num_sms = _sms(options, _SOME_SMS)
+        num_sms = _planned_sms(options)
         return choose_mok(work, options, work.tokens_per_rank, num_sms).workspace_bytes
 
     def prepare(self, setup: Setup) -> None:
@@ -98,3 +97,12 @@ class Mok:
 
 def _sms(options: MokOptions, share: int) -> int:
     return share if options.num_sms == "auto" else options.num_sms
+
+
+def _planned_sms(options: MokOptions) -> int:
+    """For a plan, which cannot ask a GPU; ``prepare`` checks rings again for the SMs that it has.
+
+    Rings given by hand may be meant for few SMs, and take what they take.
+    """
+    given = options.ring_tiles != "auto" or options.hidden_ring_tiles != "auto"
+    return _sms(options, 1 if given else _SOME_SMS)
