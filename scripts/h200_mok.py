@@ -46,7 +46,7 @@ class Case:
     tokens: int
     spec: dict[str, Any] = field(default_factory=dict)
     options: MokOptions = _DEFAULT
-    max_tokens: int = 640
+    max_tokens: int = 320
 
     @property
     def work(self) -> Workload:
