@@ -86,7 +86,7 @@ def test_samples_go_when_their_row_does_not_fit(
 
 def test_two_writers_are_refused_and_readers_are_not(tmp_path: Path) -> None:
     run = start(tmp_path)
-    with pytest.raises(ResultsError, match=rf"\(pid {os.getpid()}\) is writing this run"):
+    with pytest.raises(ResultsError, match=rf"\(pid {os.getpid()}\) is writing here"):
         RunFolder.resume(tmp_path, fake_machine())
     RunFolder.open(tmp_path)
     run.close()
