@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -321,7 +322,7 @@ def test_a_full_disk_leaves_the_history_as_it_was(history: Path, tmp_path: Path)
         ("records.jsonl", lambda text: text.replace('_version":1', '_version":0', 1), "older"),
         ("records.jsonl", lambda text: text.replace('_version":1', '_version":9', 1), "newer"),
         ("records.jsonl", lambda _: "", "no rows"),
-        ("records.jsonl", lambda text: re.sub('(n":)[0-9.]+', r"\g<1>9e999", text), "infinite"),
+        ("records.jsonl", lambda text: re.sub('(an":)[0-9.]+', r"\g<1>9e999", text), "infinite"),
         ("run.json", lambda text: text[: len(text) // 2], "not a run description"),
         ("run.json", lambda text: text.replace('"done"', '"interrupted"'), "--resume"),
         ("run.json", lambda text: text.replace('"done"', '"running"'), "--resume"),
@@ -375,6 +376,23 @@ def test_junit_and_summaries_name_what_is_wrong(history: Path, tmp_path: Path) -
     first = next(line for line in text.splitlines() if line.startswith("| SLOWER"))
     assert "tiny.push.r4.t128.balanced.bf16.isolated" in first
     assert (tmp_path / "c.md").read_text(encoding="utf-8").startswith("## mokbench check: SLOWER")
+
+
+def test_a_pipe_is_written_to_and_not_replaced(history: Path, ten: Path, tmp_path: Path) -> None:
+    pipe, link, told = tmp_path / "pipe", tmp_path / "link", tmp_path / "told.md"
+    os.mkfifo(pipe)
+    link.symlink_to(told)
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        runs = [ten / f"base-{i}" for i in range(3)]
+        done = gate(*runs, "--history", history, "--junit", pipe, "--comment", link)
+        assert done.exit_code == 0, done.stderr
+        assert os.read(descriptor, 1 << 16).startswith(b"<?xml")
+    finally:
+        os.close(descriptor)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert told.read_text(encoding="utf-8").startswith("## mokbench check")
 
 
 def test_markdown_stays_within_the_limits_and_keeps_the_worst(tmp_path: Path) -> None:
