@@ -113,7 +113,11 @@ def _word(checked: Checked) -> str:
 def _write(path: Path, content: bytes) -> None:
     with as_results_error(path, "writing", "name a file that can be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content)
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            # /dev/stdout, a pipe, a device: written to, a file must not take its place.
+            path.write_bytes(content)
+        else:
+            replace_file(path, content)
 
 
 def _show(request: CheckRequest, checked: Checked) -> None:

@@ -1,8 +1,11 @@
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,6 +145,26 @@ def test_a_clock_that_fell_is_not_called_slower(history: Path, tmp_path: Path) -
     assert "the clock moved, not the work" in checked.judged[0].call.why
     both = launches(tmp_path, "both", 3, start=30, clock=1500 / 1.02, seed=2, factors={"push": 1.1})
     assert verdicts(check(both, history))["push"] == "SLOWER"
+
+
+def test_a_suspect_among_many_series_does_not_become_base(history: Path, tmp_path: Path) -> None:
+    runs = launches(tmp_path, "slow", 3, start=20, seed=2, factors={"push": 1.05})
+    checked = check(runs, history)
+    series = ("tiny.push.r4.t128.balanced.bf16.isolated", "step_time_us")
+    left_open = [
+        replace(one, call=replace(one.call, verdict=Verdict.AMBIGUOUS))
+        if one.series == series
+        else one
+        for one in checked.judged
+    ]
+    for confirmed, kept in ((True, 13), (False, 10)):
+        own = tmp_path / f"history-{confirmed}"
+        shutil.copytree(history, own)
+        again = replace(check(runs, own), judged=left_open, confirmed=confirmed)
+        record(again)
+        later = check(launches(tmp_path, f"later-{confirmed}", 3, start=40, seed=3), own)
+        counts = {one.series: one.call.base_n for one in later.judged}
+        assert counts == {one: kept if one == series else 13 for one in counts}
 
 
 @pytest.mark.parametrize(
@@ -299,6 +322,7 @@ def test_a_full_disk_leaves_the_history_as_it_was(history: Path, tmp_path: Path)
         ("records.jsonl", lambda text: text.replace('_version":1', '_version":0', 1), "older"),
         ("records.jsonl", lambda text: text.replace('_version":1', '_version":9', 1), "newer"),
         ("records.jsonl", lambda _: "", "no rows"),
+        ("records.jsonl", lambda text: re.sub('(an":)[0-9.]+', r"\g<1>9e999", text), "infinite"),
         ("run.json", lambda text: text[: len(text) // 2], "not a run description"),
         ("run.json", lambda text: text.replace('"done"', '"interrupted"'), "--resume"),
         ("run.json", lambda text: text.replace('"done"', '"running"'), "--resume"),
@@ -352,6 +376,23 @@ def test_junit_and_summaries_name_what_is_wrong(history: Path, tmp_path: Path) -
     first = next(line for line in text.splitlines() if line.startswith("| SLOWER"))
     assert "tiny.push.r4.t128.balanced.bf16.isolated" in first
     assert (tmp_path / "c.md").read_text(encoding="utf-8").startswith("## mokbench check: SLOWER")
+
+
+def test_a_pipe_is_written_to_and_not_replaced(history: Path, ten: Path, tmp_path: Path) -> None:
+    pipe, link, told = tmp_path / "pipe", tmp_path / "link", tmp_path / "told.md"
+    os.mkfifo(pipe)
+    link.symlink_to(told)
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        runs = [ten / f"base-{i}" for i in range(3)]
+        done = gate(*runs, "--history", history, "--junit", pipe, "--comment", link)
+        assert done.exit_code == 0, done.stderr
+        assert os.read(descriptor, 1 << 16).startswith(b"<?xml")
+    finally:
+        os.close(descriptor)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert told.read_text(encoding="utf-8").startswith("## mokbench check")
 
 
 def test_markdown_stays_within_the_limits_and_keeps_the_worst(tmp_path: Path) -> None:

@@ -233,3 +233,10 @@ def test_several_machines_in_one_page_are_refused(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "report them apart" in done.stderr
     assert done.stdout == ""
+
+
+def test_the_method_version_is_the_runs(tmp_path: Path) -> None:
+    run = fake_run(tmp_path)
+    path = tmp_path / "run.json"
+    path.write_text(re.sub('("method_version": ?)[0-9]+', r"\g<1>77", path.read_text()))
+    assert "Method version 77." in page(RunFolder.open(run.path)).text

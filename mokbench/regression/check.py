@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mokbench.errors import ConfigError
 from mokbench.machine import Machine
-from mokbench.regression.confirm import Confirmation, confirm
+from mokbench.regression.confirm import Confirmation, confirm, suspects
 from mokbench.regression.history import History, Series, folder_of, new_level
 from mokbench.regression.judge import Judged, judge_history
 from mokbench.regression.launch import (
@@ -91,8 +91,16 @@ def check(
 
 
 def record(checked: Checked) -> Checked:
-    """Append the runs to the history, flagged where a series moved: flagged values are no base."""
-    moved = {one.series: str(one.call.verdict) for one in checked.judged if one.call.moved}
+    """Append the runs to the history, flagged where a series moved: flagged values are no base.
+
+    Nor are suspects that nobody measured again: as base they would hide, from the next check on,
+    the slowdown that only needed more launches.
+    """
+    open_ = [] if checked.confirmed else suspects(checked.judged, checked.limits)
+    moved = {
+        one.series: str(one.call.verdict)
+        for one in [*(one for one in checked.judged if one.call.moved), *open_]
+    }
     launches = [
         launch.model_copy(update={"flags": _flags(moved, launch)}) for launch in checked.launches
     ]

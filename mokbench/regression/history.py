@@ -29,6 +29,8 @@ from mokbench.regression.shift import Floats
 # room. Of a longer file only the last MOST_READ lines are read.
 WINDOW = 30
 MOST_READ = 100
+# Another check that appends is done long before; to give up would lose what was measured.
+_LOCK_WAIT_S = 60.0
 _LAUNCHES, _LEVELS, _MACHINE = "launches.jsonl", "levels.jsonl", "machine.json"
 
 Series = tuple[str, str]
@@ -105,7 +107,7 @@ class History:
     def _append(self, name: str, lines: Iterable[str]) -> None:
         path = self.folder / name
         with as_results_error(path, "appending", "what was there is safe; free some space"):
-            lock = Lock(self.folder)
+            lock = Lock(self.folder, _LOCK_WAIT_S)
             try:
                 cut_torn_line(path)
                 for line in lines:

@@ -42,7 +42,8 @@ class Launch(Figures):
     ``values[metric][i]`` is the run-level value of cell i (for step_time_us the median over
     iterations of the maximum over ranks), null where it has none. ``digests`` tell cells apart
     whose options or routing changed under one id. ``flags[metric][id]`` is the verdict of a
-    value that was called SLOWER, FASTER or CLOCK: it never becomes part of a base.
+    value that was called SLOWER, FASTER or CLOCK, or AMBIGUOUS as one of many series though it is
+    slower at 1 % by itself: it never becomes part of a base.
     """
 
     history_version: int = HISTORY_VERSION
@@ -92,6 +93,10 @@ class Launch(Figures):
             for name, column in columns["values"].items()
             if any(value is not None for value in column)
         }
+        for name, column in columns["values"].items():
+            if math.inf in column:
+                cell = columns["ids"][column.index(math.inf)]
+                raise ResultsError(f"{run.path}: {cell}: {name} is infinite; nothing is judged")
         text = json.dumps([run.meta.created, run.meta.machine.gpu_uuids, columns], sort_keys=True)
         return cls(
             launch=hashlib.sha256(text.encode()).hexdigest()[:16],

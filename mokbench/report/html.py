@@ -10,7 +10,6 @@ import jinja2
 
 from mokbench import __version__
 from mokbench.machine import Machine
-from mokbench.record import METHOD_VERSION
 from mokbench.report import cells_table, charts, units, winners, wording
 from mokbench.report.cells_table import Cell, Grid, Heading
 from mokbench.report.charts import KINDS
@@ -84,7 +83,7 @@ def html(runs: Sequence[RunFolder]) -> str:
         sections=_sections(rows),
         environment=environment(rows.machine),
         configs=[(name, meta) for name, meta in rows.runs],
-        method=(f"Method version {METHOD_VERSION}.", *_METHOD, *_conditions(rows)),
+        method=(f"Method version {rows.method_version}.", *_METHOD, *_conditions(rows)),
     )
 
 

@@ -193,7 +193,8 @@ def from_zero_or_log(axes: Axes, values: Sequence[float]) -> None:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
     else:
-        axes.set_ylim(bottom=0)
+        # Above every point, so that no marker is cut in half by the frame.
+        axes.set_ylim(0, max(axes.get_ylim()[1], 1.08 * max(values, default=0.0)) or None)
 
 
 def save(figure: Figure, folder: Path, stem: str, taken: Container[Path]) -> list[Path]:
