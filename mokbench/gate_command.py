@@ -21,6 +21,7 @@ from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
 from mokbench.regression.verdict import Limits, Verdict
 from mokbench.report import units
 from mokbench.results import RunFolder, open_runs
+from mokbench.run_checks import refuse_torn
 
 _ENDLESS = 10_000
 
@@ -183,6 +184,7 @@ def compare_command(
 def _side(patterns: Sequence[str]) -> list[Launch]:
     runs = open_runs(patterns)
     for run in runs:
+        refuse_torn(run)
         if run.meta.status in ("running", "interrupted"):
             click.echo(f"warning: {run.path}: {run.meta.status}, has not all its rows", err=True)
     launches = [Launch.of(run) for run in runs]

@@ -10,15 +10,10 @@ from mokbench.machine import Machine
 from mokbench.regression.confirm import Confirmation, confirm, suspects
 from mokbench.regression.history import History, Series, folder_of, new_level
 from mokbench.regression.judge import Judged, judge_history
-from mokbench.regression.launch import (
-    METRICS,
-    Launch,
-    one_kind,
-    refuse_copies,
-    refuse_unfinished,
-)
+from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
 from mokbench.regression.verdict import ORDER, UNSETTLED, Limits, Verdict
 from mokbench.results import RunFolder
+from mokbench.run_checks import refuse_torn, refuse_unfinished
 
 REGRESSION, FAILED, UNDECIDED, DONE = 1, 3, 4, 0
 
@@ -70,6 +65,7 @@ def check(
     limits = limits or Limits()
     for run in runs:
         refuse_unfinished(run)
+        refuse_torn(run)
     # A folder keeps the rows it has read, and three times 10 000 of them are half a GiB.
     launches = [Launch.of(RunFolder.open(run.path), commit) for run in runs]
     one_kind(launches)

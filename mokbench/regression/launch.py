@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from mokbench.errors import ResultsError
-from mokbench.figures import SHARED_GPU, Figures, Status
+from mokbench.figures import SHARED_GPU, Figures, Status, was_not_finite
 from mokbench.record import Record
 from mokbench.results import RunFolder
 
@@ -70,16 +70,25 @@ class Launch(Figures):
         if len(set(self.ids)) != len(self.ids):
             raise ValueError("an id stands in it twice")
         for name, column in {**self.values, "clock_mhz": self.clock_mhz}.items():
-            if any(v is not None and not (math.isfinite(v) and v > 0) for v in column):
-                raise ValueError(f"{name} holds a value that is not a positive number")
+            for cell, value in zip(self.ids, column, strict=True):
+                if value is not None and not (math.isfinite(value) and value > 0):
+                    raise ValueError(
+                        f"{cell}: {name} is {value}, a finite number above 0 is needed"
+                    )
         return self
 
     @classmethod
     def of(cls, run: RunFolder, commit: str | None = None) -> Self:
-        """Read a run's rows. Raises ResultsError for a run that has none or cannot be read."""
+        """Read a run's rows. Raises ResultsError for none, or for rows that are broken."""
         records = run.records()
         if not records:
             raise ResultsError(f"{run.path}: has no rows; nothing can be judged")
+        for record in records:
+            if problem := _unmeasured(record):
+                raise ResultsError(
+                    f"{run.path}: {record.id}: {problem}; nothing is judged from a broken run: "
+                    "measure it again or leave it out"
+                )
         columns: dict[str, Any] = {
             "ids": [r.id for r in records],
             "digests": [_digest(r) for r in records],
@@ -93,10 +102,6 @@ class Launch(Figures):
             for name, column in columns["values"].items()
             if any(value is not None for value in column)
         }
-        for name, column in columns["values"].items():
-            if math.inf in column:
-                cell = columns["ids"][column.index(math.inf)]
-                raise ResultsError(f"{run.path}: {cell}: {name} is infinite; nothing is judged")
         text = json.dumps([run.meta.created, run.meta.machine.gpu_uuids, columns], sort_keys=True)
         return cls(
             launch=hashlib.sha256(text.encode()).hexdigest()[:16],
@@ -114,15 +119,14 @@ class Launch(Figures):
         return {name: i for i, name in enumerate(self.ids)}
 
 
-def refuse_unfinished(run: RunFolder) -> None:
-    """Raise ResultsError for a run that goes on or stopped half way: its rows are a selection."""
-    if run.meta.status == "running":
-        raise ResultsError(f"{run.path}: is still being measured; wait for it to end")
-    if run.meta.status == "interrupted":
-        raise ResultsError(
-            f"{run.path}: was interrupted; finish it (mokbench run --resume {run.path}) or leave "
-            "it out"
-        )
+def _unmeasured(record: Record) -> str | None:
+    """Say which judged figure of an ok row is a hole that the measurement left, and why."""
+    if record.status != "ok":
+        return None
+    for name in METRICS:
+        if note := was_not_finite(record.notes, name):
+            return note
+    return "is ok and has no step_time_us" if record.step_time_us is None else None
 
 
 def _value(record: Record, name: str) -> float | None:
@@ -149,7 +153,7 @@ def _digest(record: Record) -> str:
 
 def _short(value: float | None) -> float | None:
     """Nine digits: far below any noise, and a third of the file."""
-    return None if value is None or value <= 0 else float(f"{value:.9g}")
+    return None if value is None else float(f"{value:.9g}")
 
 
 def one_kind(launches: Iterable[Launch]) -> tuple[str, int]:

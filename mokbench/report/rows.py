@@ -12,6 +12,7 @@ from mokbench.figures import SignalPoint
 from mokbench.machine import Machine
 from mokbench.record import Record
 from mokbench.results import RunFolder
+from mokbench.run_checks import refuse_torn
 from mokbench.run_meta import RunMeta
 
 
@@ -77,11 +78,13 @@ class Rows:
 def gather(runs: Sequence[RunFolder]) -> Rows:
     """Read runs that may stand in one report.
 
-    Raises ResultsError when they are of different machines or method versions: their figures
-    must never be mixed, so each needs a report of its own.
+    Raises ResultsError when they are of different machines or method versions (their figures
+    must never be mixed, so each needs a report of its own), or broken.
     """
     if not runs:
         raise ResultsError("no run to report")
+    for run in runs:
+        refuse_torn(run)
     first = runs[0].meta
     for run in runs[1:]:
         if run.meta.method_version != first.method_version:

@@ -1,0 +1,31 @@
+"""What a run folder must be before its figures are held against others."""
+
+from mokbench.durable import whole_lines
+from mokbench.errors import ResultsError
+from mokbench.results import RunFolder
+
+
+def refuse_unfinished(run: RunFolder) -> None:
+    """Raise ResultsError for a run that goes on or stopped half way: its rows are a selection."""
+    if run.meta.status == "running":
+        raise ResultsError(f"{run.path}: is still being measured; wait for it to end")
+    if run.meta.status == "interrupted":
+        raise ResultsError(
+            f"{run.path}: was interrupted; finish it (mokbench run --resume {run.path}) or leave "
+            "it out"
+        )
+
+
+def refuse_torn(run: RunFolder) -> None:
+    """Raise ResultsError where a run that ended has a last row without its end.
+
+    Only a crash in the middle of a run leaves one, and that run says so: here the file was cut.
+    """
+    if run.meta.status in ("running", "interrupted"):
+        return
+    torn = whole_lines(run.path / "records.jsonl")[1]
+    if torn:
+        raise ResultsError(
+            f"{run.path / 'records.jsonl'}: the run ended, but its last row is cut short; restore "
+            f"the file, or measure that cell again: mokbench run --resume {run.path}"
+        )
