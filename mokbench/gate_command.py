@@ -21,7 +21,7 @@ from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
 from mokbench.regression.verdict import Limits, Verdict
 from mokbench.report import units
 from mokbench.results import RunFolder, open_runs
-from mokbench.run_checks import refuse_torn
+from mokbench.run_checks import refuse_stale_key, refuse_torn
 
 _ENDLESS = 10_000
 
@@ -157,8 +157,11 @@ def compare_command(
 ) -> None:
     """Compare the launches of side B with those of side A, cell by cell."""
     chosen = known_metrics(metrics) or METRICS
-    base, found = _side(a), _side(b)
+    sides = open_runs(a), open_runs(b)
+    base, found = map(_launches, sides)
     try:
+        for run in [*sides[0], *sides[1]]:
+            refuse_stale_key(run.path / "run.json", run.meta.machine)
         one_kind([*base, *found])
     except ResultsError as error:
         if not force:
@@ -181,8 +184,7 @@ def compare_command(
     click.echo(summary)
 
 
-def _side(patterns: Sequence[str]) -> list[Launch]:
-    runs = open_runs(patterns)
+def _launches(runs: Sequence[RunFolder]) -> list[Launch]:
     for run in runs:
         refuse_torn(run)
         if run.meta.status in ("running", "interrupted"):

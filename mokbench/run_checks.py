@@ -2,6 +2,7 @@
 
 from mokbench.durable import whole_lines
 from mokbench.errors import ResultsError
+from mokbench.machine import Machine
 from mokbench.results import RunFolder
 
 
@@ -28,4 +29,19 @@ def refuse_torn(run: RunFolder) -> None:
         raise ResultsError(
             f"{run.path / 'records.jsonl'}: the run ended, but its last row is cut short; restore "
             f"the file, or measure that cell again: mokbench run --resume {run.path}"
+        )
+
+
+def refuse_stale_key(where: object, machine: Machine) -> None:
+    """Raise ResultsError where a machine's stored key is not that of what it says about itself.
+
+    A key that stayed while the driver or a version changed would be held against another
+    machine's figures. ``where`` is the file.
+    """
+    found = machine.computed_key()
+    if machine.key != found:
+        raise ResultsError(
+            f"{where}: its machine key {machine.key or '(none)'} is not that of the machine it "
+            f"describes ({found}): the file was changed, or another version of mokbench made it; "
+            "measure again with this one"
         )

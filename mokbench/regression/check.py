@@ -13,7 +13,7 @@ from mokbench.regression.judge import Judged, judge_history
 from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
 from mokbench.regression.verdict import ORDER, UNSETTLED, Limits, Verdict
 from mokbench.results import RunFolder
-from mokbench.run_checks import refuse_torn, refuse_unfinished
+from mokbench.run_checks import refuse_stale_key, refuse_torn, refuse_unfinished
 
 REGRESSION, FAILED, UNDECIDED, DONE = 1, 3, 4, 0
 
@@ -66,6 +66,7 @@ def check(
     for run in runs:
         refuse_unfinished(run)
         refuse_torn(run)
+        refuse_stale_key(run.path / "run.json", run.meta.machine)
     # A folder keeps the rows it has read, and three times 10 000 of them are half a GiB.
     launches = [Launch.of(RunFolder.open(run.path), commit) for run in runs]
     one_kind(launches)

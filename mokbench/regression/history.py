@@ -24,6 +24,7 @@ from mokbench.figures import Figures, first_problem
 from mokbench.machine import Machine
 from mokbench.regression.launch import HISTORY_VERSION, Launch
 from mokbench.regression.shift import Floats
+from mokbench.run_checks import refuse_stale_key
 
 # Launches that count as base, the newest first to be taken; older ones measured another machine
 # room. Of a longer file only the last MOST_READ lines are read.
@@ -74,6 +75,7 @@ class History:
                 f"{folder}: holds launches of machine {next(iter(keys))}, which its name does not "
                 "say: has a folder been copied over another?"
             )
+        _refuse_another_machine(folder / _MACHINE, keys)
         once: dict[str, Launch] = {}
         for launch in launches:
             if launch.launch in once:
@@ -211,11 +213,31 @@ def machine_folders(root: Path) -> list[Path]:
     return found
 
 
+def _refuse_another_machine(path: Path, keys: set[str]) -> None:
+    """Raise ResultsError where machine.json describes another machine than the launches are of."""
+    told = _told(path)
+    if told is None or not keys:
+        return
+    refuse_stale_key(path, told)
+    if told.key not in keys:
+        raise ResultsError(
+            f"{path}: describes the machine with key {told.key}, the launches beside it are of "
+            f"{next(iter(keys))}: restore the folder from version control"
+        )
+
+
+def _told(path: Path) -> Machine | None:
+    """What machine.json says; null for none or for one that does not read: it is only a name."""
+    try:
+        return Machine.model_validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
 def machine_name(folder: Path) -> str:
     """What people call the machine of a folder: from machine.json, else the folder's name."""
-    try:
-        told = Machine.model_validate_json((folder / _MACHINE).read_bytes())
-    except (OSError, ValueError):
+    told = _told(folder / _MACHINE)
+    if told is None:
         return folder.name
     what = f"{told.gpus} x {told.gpu}, driver {told.driver}" if told.gpus else told.cpu
     return f"{what}, torch {told.torch}, key {told.key}"

@@ -12,7 +12,7 @@ from mokbench.figures import SignalPoint
 from mokbench.machine import Machine
 from mokbench.record import Record
 from mokbench.results import RunFolder
-from mokbench.run_checks import refuse_torn
+from mokbench.run_checks import refuse_stale_key, refuse_torn
 from mokbench.run_meta import RunMeta
 
 
@@ -85,6 +85,8 @@ def gather(runs: Sequence[RunFolder]) -> Rows:
         raise ResultsError("no run to report")
     for run in runs:
         refuse_torn(run)
+        if len(runs) > 1:
+            refuse_stale_key(run.path / "run.json", run.meta.machine)
     first = runs[0].meta
     for run in runs[1:]:
         if run.meta.method_version != first.method_version:
