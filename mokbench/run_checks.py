@@ -3,6 +3,7 @@
 from mokbench.durable import whole_lines
 from mokbench.errors import ResultsError
 from mokbench.machine import Machine
+from mokbench.record import METHOD_VERSION
 from mokbench.results import RunFolder
 
 
@@ -45,3 +46,24 @@ def refuse_stale_key(where: object, machine: Machine) -> None:
             f"describes ({found}): the file was changed, or another version of mokbench made it; "
             "measure again with this one"
         )
+
+
+def refuse_unknown_method(run: RunFolder) -> None:
+    """Raise ResultsError for a method version of which this mokbench has no definitions."""
+    found = run.meta.method_version
+    if not 1 <= found <= METHOD_VERSION:
+        known = "1" if METHOD_VERSION == 1 else f"1 to {METHOD_VERSION}"
+        raise ResultsError(
+            f"{run.path / 'run.json'}: was measured with method version {found}, this mokbench "
+            f"knows {known} and cannot say what its figures mean; use the mokbench that measured it"
+        )
+
+
+def older_method(version: int) -> str | None:
+    """What must be said of figures of an older method version; null for the present one."""
+    if version == METHOD_VERSION:
+        return None
+    return (
+        f"measured with method version {version}: what is said here about figures is of version "
+        f"{METHOD_VERSION}, the mokbench that measured them says what they mean"
+    )

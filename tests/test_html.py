@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 from fake_run import CUDA, fake_machine, fake_record, fake_run, row, stored
 
-from mokbench import report
+from mokbench import report, run_checks
 from mokbench.cli import main
 from mokbench.figures import SHARED_GPU
 from mokbench.report import winners, wording
@@ -235,8 +235,33 @@ def test_several_machines_in_one_page_are_refused(tmp_path: Path) -> None:
     assert done.stdout == ""
 
 
-def test_the_method_version_is_the_runs(tmp_path: Path) -> None:
-    run = fake_run(tmp_path)
-    path = tmp_path / "run.json"
-    path.write_text(re.sub('("method_version": ?)[0-9]+', r"\g<1>77", path.read_text()))
-    assert "Method version 77." in page(RunFolder.open(run.path)).text
+def with_method_version(folder: Path, version: int) -> RunFolder:
+    run = fake_run(folder)
+    path = folder / "run.json"
+    text = re.sub('("method_version": ?)[0-9]+', rf"\g<1>{version}", path.read_text())
+    path.write_text(text)
+    return RunFolder.open(run.path)
+
+
+def test_an_older_method_version_is_the_runs_and_is_said_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = with_method_version(tmp_path, 1)
+    assert "measured with method version" not in page(run).text
+    monkeypatch.setattr(run_checks, "METHOD_VERSION", 2)
+    text = page(run).text
+    assert "Method version 1." in text
+    said = "measured with method version 1: what is said here about figures is of version 2"
+    assert text.index(said) < text.index("Verdict")
+    assert f"- {said}" in report.markdown([run])
+
+
+@pytest.mark.parametrize("format_", ["table", "markdown", "json", "html"])
+@pytest.mark.parametrize("version", [0, 77])
+def test_an_unknown_method_version_is_refused(tmp_path: Path, format_: str, version: int) -> None:
+    run = with_method_version(tmp_path, version)
+    done = CliRunner().invoke(main, ["report", str(run.path), "--format", format_, "--no-charts"])
+    assert done.exit_code == 2
+    assert f"{run.path / 'run.json'}: was measured with method version {version}, " in done.stderr
+    assert "knows 1 and cannot say what its figures mean" in done.stderr
+    assert done.stdout == ""

@@ -16,6 +16,7 @@ from mokbench.report.charts import KINDS
 from mokbench.report.document import Section, sections
 from mokbench.report.rows import Rows, gather
 from mokbench.results import RunFolder
+from mokbench.run_checks import older_method
 
 TITLES = {
     "step_time": "Step time by system",
@@ -71,7 +72,10 @@ def html(runs: Sequence[RunFolder]) -> str:
         "report.html.j2",
         title=", ".join(dict.fromkeys(meta.name for _, meta in rows.runs)),
         runs=wording.runs(rows),
-        marks=wording.marks([r for r in records if r.status == "ok"], rows.machine),
+        marks=[
+            *filter(None, [older_method(rows.method_version)]),
+            *wording.marks([r for r in records if r.status == "ok"], rows.machine),
+        ],
         unsettled=wording.unsettled(rows.rows),
         verdict=winners.sentences(rows, won),
         wins=_wins(won),

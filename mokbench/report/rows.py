@@ -12,7 +12,7 @@ from mokbench.figures import SignalPoint
 from mokbench.machine import Machine
 from mokbench.record import Record
 from mokbench.results import RunFolder
-from mokbench.run_checks import refuse_stale_key, refuse_torn
+from mokbench.run_checks import refuse_stale_key, refuse_torn, refuse_unknown_method
 from mokbench.run_meta import RunMeta
 
 
@@ -79,7 +79,8 @@ def gather(runs: Sequence[RunFolder]) -> Rows:
     """Read runs that may stand in one report.
 
     Raises ResultsError when they are of different machines or method versions (their figures
-    must never be mixed, so each needs a report of its own), or broken.
+    must never be mixed, so each needs a report of its own), of a method version that this
+    mokbench does not know, or broken.
     """
     if not runs:
         raise ResultsError("no run to report")
@@ -99,6 +100,7 @@ def gather(runs: Sequence[RunFolder]) -> Rows:
                 f"{runs[0].path} and {run.path} are of two machines "
                 f"({first.machine.differences(run.meta.machine)}); report them apart"
             )
+    refuse_unknown_method(runs[0])
     names = _names(runs)
     return Rows(
         machine=first.machine,
