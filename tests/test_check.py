@@ -1,3 +1,4 @@
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from mokbench.errors import ConfigError
 from mokbench.regression import output
 from mokbench.regression.check import accept, check, record
 from mokbench.regression.history import History, folder_of
+from mokbench.regression.launch import Launch
 from mokbench.regression.verdict import Verdict
 from mokbench.results import RunFolder
 
@@ -176,3 +178,18 @@ def test_a_run_is_recorded_once(history: Path, ten: Path) -> None:
     runs = [RunFolder.open(ten / "base-0")]
     assert record(check(runs, history)).recorded == 0
     assert path.read_bytes() == before
+
+
+def test_a_reading_is_of_one_cell_as_it_was_measured_then(tmp_path: Path) -> None:
+    row = cell("push", 1000.0, sm_clock_mhz=1500.0, min_step_us=20.0)
+    launch = Launch.of(write_launch(tmp_path / "one", [row], 0))
+    (digest,) = launch.digests
+    assert launch.reading(row.id, "step_time_us", digest) == (1000.0, 1500.0)
+    value, clock = launch.reading(row.id, "min_step_us", digest) or (0.0, 0.0)
+    assert (value, math.isnan(clock)) == (20.0, True)  # the row's clock is not that of min_step_us
+    for other in (
+        ("gone", "step_time_us", digest),
+        (row.id, "dispatch_us", digest),
+        (row.id, "step_time_us", "other"),
+    ):
+        assert launch.reading(*other) is None

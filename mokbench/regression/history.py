@@ -22,7 +22,7 @@ from mokbench.durable import Lock, append_line, as_results_error, cut_torn_line,
 from mokbench.errors import ResultsError
 from mokbench.figures import Figures, first_problem
 from mokbench.machine import Machine
-from mokbench.regression.launch import HISTORY_VERSION, Launch
+from mokbench.regression.launch import HISTORY_VERSION, Launch, Readings
 from mokbench.regression.shift import Floats
 from mokbench.run_checks import refuse_stale_key
 
@@ -123,14 +123,6 @@ class History:
         return found[-1] if found else None
 
 
-@dataclass(frozen=True)
-class Base:
-    """Base values [series, launches] and their clocks, newest last; NaN where there is none."""
-
-    values: Floats
-    clock_mhz: Floats
-
-
 def base_of(
     history: History,
     series: Sequence[Series],
@@ -138,7 +130,7 @@ def base_of(
     *,
     method_version: int,
     leave_out: Iterable[str] = (),
-) -> Base:
+) -> Readings:
     """Last ``WINDOW`` unflagged launches of each series since its newest accepted level.
 
     ``digests[i]`` is what the candidate of series i measured: launches that measured something
@@ -152,24 +144,19 @@ def base_of(
     ]
     levels = _levels(history)
     position = {launch.launch: i for i, launch in enumerate(history.launches)}
-    values = np.full((len(series), len(used)), np.nan)
-    clocks = np.full((len(series), len(used)), np.nan)
+    found = Readings.empty(len(series), len(used))
     for j, launch in enumerate(used):
-        place = launch.place()
         for i, (cell, metric) in enumerate(series):
-            at = place.get(cell)
-            if at is None or launch.digests[at] != digests[i] or metric not in launch.values:
+            reading = launch.reading(cell, metric, digests[i])
+            if reading is None:
                 continue
             since = levels.get((cell, metric))
             accepted = since is not None and launch.launch in since.launches
             too_old = since is not None and position[launch.launch] < _first(since, position)
-            if not accepted and (too_old or cell in launch.flags.get(metric, ())):
-                continue
-            value, clock = launch.values[metric][at], launch.clock_mhz[at]
-            values[i, j] = np.nan if value is None else value
-            clocks[i, j] = np.nan if value is None or clock is None else clock
-    keep = _newest(values)
-    return Base(np.where(keep, values, np.nan), np.where(keep, clocks, np.nan))
+            if accepted or not (too_old or cell in launch.flags.get(metric, ())):
+                found.put(i, j, reading)
+    keep = _newest(found.values)
+    return Readings(np.where(keep, found.values, np.nan), np.where(keep, found.clock_mhz, np.nan))
 
 
 def _newest(values: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -4,13 +4,17 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from mokbench.errors import ResultsError
 from mokbench.figures import SHARED_GPU, Figures, Status, was_not_finite
 from mokbench.record import Record
+from mokbench.regression.shift import Floats
 from mokbench.results import RunFolder
 
 HISTORY_VERSION = 1
@@ -114,9 +118,41 @@ class Launch(Figures):
             **columns,
         )
 
-    def place(self) -> dict[str, int]:
+    def reading(self, cell: str, metric: str, digest: str) -> tuple[float, float] | None:
+        """Value and SM clock (MHz; NaN where it is not the value's own) of a cell of ``digest``.
+
+        Null where the launch has none, or measured something else under that id.
+        """
+        at = self._place.get(cell)
+        if at is None or self.digests[at] != digest or metric not in self.values:
+            return None
+        value, clock = self.values[metric][at], self.clock_mhz[at]
+        if value is None:
+            return None
+        return value, math.nan if clock is None or metric != CLOCKED else clock
+
+    @cached_property
+    def _place(self) -> dict[str, int]:
         """Position of each id in the columns."""
         return {name: i for i, name in enumerate(self.ids)}
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Values and their SM clocks in MHz, both [series, launches]; NaN where there is none."""
+
+    values: Floats
+    clock_mhz: Floats
+
+    @classmethod
+    def empty(cls, num_series: int, num_launches: int) -> Self:
+        """No value yet; the arrays are there to be filled in."""
+        shape = (num_series, num_launches)
+        return cls(np.full(shape, np.nan), np.full(shape, np.nan))
+
+    def put(self, series: int, launch: int, reading: tuple[float, float]) -> None:
+        """Fill in one launch's value and clock."""
+        self.values[series, launch], self.clock_mhz[series, launch] = reading
 
 
 def _unmeasured(record: Record) -> str | None:
