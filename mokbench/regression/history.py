@@ -5,37 +5,30 @@
 * machine.json: what the key in the folder's name stands for
 """
 
-import json
 import re
-import sys
 import warnings
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
 from mokbench.durable import Lock, append_line, as_results_error, cut_torn_line, replace_file
 from mokbench.errors import ResultsError
-from mokbench.figures import Figures, first_problem
+from mokbench.figures import Figures
 from mokbench.machine import Machine
+from mokbench.regression.history_lines import WINDOW, read_all, read_launches
 from mokbench.regression.launch import HISTORY_VERSION, Launch, Readings
 from mokbench.regression.shift import Floats
 from mokbench.run_checks import refuse_stale_key
 
-# Launches that count as base, the newest first to be taken; older ones measured another machine
-# room. Of a longer file only the last MOST_READ lines are read.
-WINDOW = 30
-MOST_READ = 100
 # Another check that appends is done long before; to give up would lose what was measured.
 _LOCK_WAIT_S = 60.0
 _LAUNCHES, _LEVELS, _MACHINE = "launches.jsonl", "levels.jsonl", "machine.json"
 
 Series = tuple[str, str]
-_Line = TypeVar("_Line", bound=Figures)
 
 
 class Level(Figures):
@@ -63,7 +56,9 @@ class History:
         Raises ResultsError for a line that is none, of another version, or of another machine
         than the lines before: a verdict from half a history would be a guess.
         """
-        launches = _lines(folder / _LAUNCHES, Launch)
+        levels = read_all(folder / _LEVELS, Level)
+        newest = {name for level in _newest_levels(levels).values() for name in level.launches}
+        launches = read_launches(folder / _LAUNCHES, keep=newest)
         keys = {launch.machine for launch in launches}
         if len(keys) > 1:
             raise ResultsError(
@@ -81,7 +76,7 @@ class History:
             if launch.launch in once:
                 warnings.warn(f"{folder / _LAUNCHES}: launch {launch.run} twice", stacklevel=2)
             once.setdefault(launch.launch, launch)
-        return cls(folder, list(once.values()), _lines(folder / _LEVELS, Level))
+        return cls(folder, list(once.values()), levels)
 
     def record(self, launches: Sequence[Launch], machine: Machine) -> int:
         """Append launches that are not yet there; returns how many. ResultsError on a full disk."""
@@ -142,7 +137,7 @@ def base_of(
         for launch in history.launches
         if launch.launch not in out and launch.method_version == method_version
     ]
-    levels = _levels(history)
+    levels = _newest_levels(history.levels)
     position = {launch.launch: i for i, launch in enumerate(history.launches)}
     found = Readings.empty(len(series), len(used))
     for j, launch in enumerate(used):
@@ -166,12 +161,12 @@ def _newest(values: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return np.asarray(there & (later <= WINDOW))
 
 
-def _levels(history: History) -> dict[Series, Level]:
-    return {(cell, metric): level for level in history.levels for cell, metric in level.series}
+def _newest_levels(levels: Iterable[Level]) -> dict[Series, Level]:
+    return {(cell, metric): level for level in levels for cell, metric in level.series}
 
 
 def _first(level: Level, position: dict[str, int]) -> int:
-    """Position of the level's first launch; a launch that is no longer read counts as oldest."""
+    """Position of the level's first launch; one that is not in the file counts as oldest."""
     return min((position.get(launch, -1) for launch in level.launches), default=-1)
 
 
@@ -238,49 +233,3 @@ def new_level(reason: str, launches: Sequence[Launch], series: Sequence[Series])
         launches=[launch.launch for launch in launches],
         series=list(series),
     )
-
-
-def _lines(path: Path, kind: type[_Line]) -> list[_Line]:
-    """Read the last ``MOST_READ`` lines; a torn last one is passed over with a warning."""
-    kept: deque[tuple[int, bytes]] = deque(maxlen=MOST_READ)
-    try:
-        with as_results_error(path, "reading", "make it readable"), path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.endswith(b"\n"):
-                    kept.append((number, line))
-                else:
-                    warnings.warn(f"{path}: ignored a last line that was cut short", stacklevel=3)
-    except ResultsError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return []
-        raise
-    return [_parse(f"{path}:{number}", line, kind) for number, line in kept]
-
-
-def _shared(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Columns of text with one object for equal words: a hundred launches repeat the same ids."""
-    return {
-        key: [sys.intern(item) if type(item) is str else item for item in value]
-        if isinstance(value, list)
-        else value
-        for key, value in pairs
-    }
-
-
-def _parse(where: str, line: bytes, kind: type[_Line]) -> _Line:
-    try:
-        data = json.loads(line, object_pairs_hook=_shared)
-        if not isinstance(data, dict):
-            raise ValueError(f"found a {type(data).__name__}, a JSON object is needed")
-        version = data.get("history_version")
-        if version != HISTORY_VERSION:
-            raise ResultsError(
-                f"{where}: history_version {version}, this mokbench reads {HISTORY_VERSION}; use "
-                "the version that wrote it, or start a new history folder"
-            )
-        return kind.model_validate(data)
-    except (ValueError, RecursionError) as error:
-        raise ResultsError(
-            f"{where}: not a line of a history: {first_problem(error)}; restore the file from "
-            "version control, nothing is judged from what is left"
-        ) from error
