@@ -134,12 +134,47 @@ def test_what_the_interval_does_not_show_is_not_called_a_win(tmp_path: Path) -> 
     ]
     run = stored(tmp_path / "open", rows)
     (line,) = winners.sentences(gather([run]), winners.wins(gather([run])))
-    assert "no difference shown in 1 between mok and push" in line
+    assert "no difference of 2 % or more shown in 1 between mok and push" in line
     assert "fastest in" not in line
     apart = [row("mok", 50.0, **TURN | {"turn": "a"}), row("push", 100.0, **TURN | {"turn": "b"})]
     run = stored(tmp_path / "apart", apart)
     (win,) = winners.wins(gather([run]))
     assert win.outcome == "open"
+
+
+@pytest.mark.parametrize(("percent", "outcome"), [(0.5, "open"), (1.9, "open"), (2.1, "faster")])
+def test_a_difference_below_the_floor_makes_no_fastest(
+    tmp_path: Path, percent: float, outcome: str
+) -> None:
+    slow = 100.0 * (1 + percent / 100)
+    rows = [
+        row("mok", 100.0, block_us=[100.0, 100.1] * 4, **TURN),
+        row("push", slow, block_us=[slow, slow + 0.1] * 4, **TURN),
+    ]
+    found = gather([stored(tmp_path, rows)])
+    (win,) = winners.wins(found)
+    assert win.behind[0].ratio.excludes_one
+    assert win.outcome == outcome
+    (line, *largest) = winners.sentences(found, [win])
+    assert ("mok is fastest" in line) == (outcome == "faster")
+    assert len(largest) == (outcome == "faster")
+    told = report.markdown([stored(tmp_path / "again", rows)])
+    assert ("mok is faster" in told) == (outcome == "faster")
+    assert ("mok and push differ by less than 2 %" in told) == (outcome == "open")
+
+
+def test_fastest_is_who_is_faster_than_every_other(tmp_path: Path) -> None:
+    rows = [
+        row("mok", 100.0, block_us=[100.0, 101.0] * 4, **TURN),
+        row("push", 110.0, block_us=[110.0, 111.0] * 4, **TURN),
+        row("alltoall", 115.0, block_us=[90.0, 140.0] * 4, **TURN),
+    ]
+    found = gather([stored(tmp_path, rows)])
+    (win,) = winners.wins(found)
+    assert win.outcome == "open"
+    line = winners.sentences(found, [win])[0]
+    assert "no difference of 2 % or more shown in 1 between alltoall and mok;" in line
+    assert "push takes 1.10 times as long as the fastest in 1" in line
 
 
 def test_the_twin_gets_no_performance_verdict(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from scipy.special import stdtrit
 from scipy.stats import false_discovery_control
 
 from mokbench.regression.shift import Floats, Shifts, median_variance
+from mokbench.stats import EFFECT_FLOOR
 
 LEAST_BASE = 5
 LEAST_CANDIDATE = 3
@@ -51,7 +52,7 @@ class Limits:
     ``confidence``: of the interval that has to lie within twice the floor for SAME.
     """
 
-    floor: float = 0.02
+    floor: float = EFFECT_FLOOR
     alpha: float = 0.01
     confidence: float = 0.95
     least_base: int = LEAST_BASE

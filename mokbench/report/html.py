@@ -161,11 +161,7 @@ def _wins(won: Sequence[winners.Win]) -> Grid:
                 Cell(wording.regime(record)),
                 Cell(record.name),
                 Cell(units.step(time), None if time is None else time.median),
-                Cell(
-                    {"faster": "fastest", "open": "no difference shown", "alone": "alone"}[
-                        win.outcome
-                    ]
-                ),
+                Cell({"faster": "fastest", "open": "not settled", "alone": "alone"}[win.outcome]),
                 Cell(behind or units.NOTHING),
                 Cell(win.why),
             )
