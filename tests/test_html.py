@@ -177,6 +177,18 @@ def test_fastest_is_who_is_faster_than_every_other(tmp_path: Path) -> None:
     assert "push takes 1.10 times as long as the fastest in 1" in line
 
 
+def test_that_mok_was_not_measured_comes_first(tmp_path: Path) -> None:
+    rows = [
+        row("push", 80.0, block_us=[80.0, 81.0] * 4, **TURN),
+        row("alltoall", 100.0, block_us=[100.0, 101.0] * 4, **TURN),
+        fake_record(system="mok", status="failed", reason="rank 1 died", fabric="cuda"),
+    ]
+    found = gather([stored(tmp_path, rows)])
+    lines = winners.sentences(found, winners.wins(found))
+    assert lines[0] == winners.NO_MOK
+    assert "push is fastest in 1" in lines[1]
+
+
 def test_the_twin_gets_no_performance_verdict(tmp_path: Path) -> None:
     run = fake_run(tmp_path / "run", tokens=(16,), regimes=("isolated",))
     assert winners.wins(gather([run])) == []

@@ -105,7 +105,8 @@ def sentences(rows: Rows, found: Sequence[Win]) -> list[str]:
     if not lines:
         lines.append("No row was measured; the reasons are below.")
     elif not any(row.record.system == "mok" for row in rows.with_status("ok")):
-        lines.append(NO_MOK)
+        # First: who reads on takes the fastest of the others for an answer about mok.
+        lines.insert(0, NO_MOK)
     return lines + [_missing(*item) for item in _reasons(rows).most_common(_MOST_REASONS)]
 
 
