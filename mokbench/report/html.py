@@ -99,7 +99,7 @@ def page(template: str, **values: Any) -> str:
         .get_template(template)
         .render(
             style=(folder / "style.css").read_text(encoding="utf-8"),
-            script=(folder / "tables.js").read_text(encoding="utf-8"),
+            script=(folder / "page.js").read_text(encoding="utf-8"),
             version=__version__,
             **values,
         )
