@@ -82,6 +82,9 @@ def test_a_click_on_a_filter_and_on_a_heading(
     assert len(set(steps)) == 6
     grid.get_by_role("button", name="step us (95 % CI)").click()
     assert opened.figures("cells", "step us") == steps[::-1]
+    aligned = "cell => getComputedStyle(cell).textAlign"
+    first = grid.locator("tbody tr:visible").first.locator("td")
+    assert [first.nth(i).evaluate(aligned) for i in (0, 2)] == ["left", "right"]
     grid.get_by_label("search").fill("qwen3 skewed")
     assert len(opened.rows("cells")) == 1
     screenshot = tmp_path / "report.png"

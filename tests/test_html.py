@@ -10,6 +10,7 @@ from mokbench import report, run_checks
 from mokbench.cli import main
 from mokbench.figures import SHARED_GPU
 from mokbench.report import winners, wording
+from mokbench.report.cells_table import Cell
 from mokbench.report.charts import KINDS, figures
 from mokbench.report.rows import gather
 from mokbench.results import RunFolder
@@ -104,6 +105,44 @@ def test_500_cells_are_below_5_mb(tmp_path: Path) -> None:
     ]
     assert len(records) >= 500
     assert len(report.html_report([stored(tmp_path, records)])) < 5_000_000
+
+
+def test_a_row_of_ten_thousand_costs_few_bytes(tmp_path: Path) -> None:
+    """The rest of a page does not grow with its rows, so 10 000 of them stay below 5 MB."""
+    records = [
+        row(system, 100.0 + i, tokens_per_rank=1 + i, roofline_ratio=1.5, turn=f"{i}", **CUDA)
+        for i in range(500)
+        for system in ("mok", "push", "deepep", "alltoall")
+    ]
+    grids = re.findall(
+        r'<section class="grid".*?</section>',
+        report.html_report([stored(tmp_path, records)]),
+        re.DOTALL,
+    )
+    assert len(grids) == 2
+    assert sum(map(len, grids)) / len(records) < 400
+
+
+def test_a_cell_says_its_sort_key_only_where_its_text_does_not() -> None:
+    for text, sort, key in (
+        ("264 (260-268)", 263.62359, "263.624"),
+        ("264 (260-268)", 264.0, None),
+        ("1500", 1500.0, None),
+        ("12.0 MiB", 12.0 * 2**20, "1.25829e+07"),
+        ("-", None, None),
+    ):
+        assert Cell(text, sort).key == key
+
+
+def test_more_tables_than_anyone_reads_are_counted(tmp_path: Path) -> None:
+    records = [
+        row(system, 10.0 + i, tokens_per_rank=1 + i, **CUDA)
+        for i in range(70)
+        for system in ("push", "deepep")
+    ]
+    text = page(stored(tmp_path, records)).text
+    assert text.count("row us / deepep us (95 % CI)") == 60
+    assert "10 more tables of this kind: --format json has their figures." in text
 
 
 def test_the_verdict_comes_first_and_says_who_by_how_much_and_why(tmp_path: Path) -> None:

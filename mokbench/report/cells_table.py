@@ -7,6 +7,9 @@ from mokbench.record import Record
 from mokbench.report import units, wording
 from mokbench.report.rows import Row, Rows
 
+# Characters of a cell from which on a column may wrap.
+_LONG = 24
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -14,6 +17,21 @@ class Cell:
 
     text: str
     sort: float | None = None
+
+    @property
+    def key(self) -> str | None:
+        """``sort`` in six digits; null where the text is, or begins with, that very number.
+
+        Ten thousand rows of a dozen figures are megabytes, and most texts sort by themselves.
+        """
+        if self.sort is None:
+            return None
+        key = f"{self.sort:.6g}"
+        first = self.text.split(" (")[0]
+        try:
+            return None if float(first) == float(key) else key
+        except ValueError:  # a unit behind it, which the number alone would not sort by
+            return key
 
 
 @dataclass(frozen=True)
@@ -31,6 +49,20 @@ class Grid:
 
     headings: tuple[Heading, ...]
     lines: tuple[tuple[Cell, ...], ...]
+
+    @property
+    def look(self) -> str:
+        """Classes that say it once a table and not in each cell: nI of figures, lI of long text.
+
+        I counts columns from 1.
+        """
+        figures = [f"n{i}" for i, heading in enumerate(self.headings, 1) if heading.figure]
+        long = [
+            f"l{i}"
+            for i, heading in enumerate(self.headings, 1)
+            if not heading.figure and any(len(line[i - 1].text) > _LONG for line in self.lines)
+        ]
+        return " ".join(figures + long)
 
 
 def marks(record: Record) -> str:

@@ -1,7 +1,7 @@
 """A report as one HTML file: no network, no other file, readable on paper and on a phone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -47,6 +47,8 @@ _METHOD = (
     "machine would differ.",
     "docs/metrics.md of mokbench has every formula.",
 )
+
+_MOST_TABLES = 60
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,16 @@ def environment(machine: Machine) -> list[tuple[str, str]]:
 def _sections(rows: Rows) -> list[Section]:
     """What the other formats say too and the page has no table of its own for."""
     own = ("", "Step time", "Not measured")
-    return [section for section in sections(rows) if section.title not in own]
+    return [_short(section) for section in sections(rows) if section.title not in own]
+
+
+def _short(section: Section) -> Section:
+    """As many tables as anyone scrolls through; what is left out is said."""
+    more = len(section.tables) - _MOST_TABLES
+    if more <= 0:
+        return section
+    said = f"{units.count(more, 'more table')} of this kind: --format json has their figures."
+    return replace(section, tables=section.tables[:_MOST_TABLES], lines=(*section.lines, said))
 
 
 def _wins(won: Sequence[winners.Win]) -> Grid:

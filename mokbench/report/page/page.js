@@ -34,7 +34,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   const headings = [...table.tHead.rows[0].cells];
   const value = (row, i) => {
     const cell = row.cells[i];
-    if (cell.dataset.sort !== undefined) return Number(cell.dataset.sort);
+    if (cell.dataset.s !== undefined) return Number(cell.dataset.s);
     const text = cell.textContent.trim();
     if (!headings[i].classList.contains("n")) return text;
     const number = Number.parseFloat(text.replace("~", ""));
