@@ -9,8 +9,8 @@ from fake_run import CUDA, fake_machine, fake_record, fake_run, row, stored
 from mokbench import report, run_checks
 from mokbench.cli import main
 from mokbench.figures import SHARED_GPU
-from mokbench.report import winners, wording
-from mokbench.report.cells_table import Cell
+from mokbench.report import glossary, winners, wording
+from mokbench.report.cells_table import COLUMNS, Cell
 from mokbench.report.charts import KINDS, figures
 from mokbench.report.rows import gather
 from mokbench.results import RunFolder
@@ -107,6 +107,22 @@ def test_500_cells_are_below_5_mb(tmp_path: Path) -> None:
     assert len(report.html_report([stored(tmp_path, records)])) < 5_000_000
 
 
+def test_every_figure_of_the_page_is_explained(tmp_path: Path) -> None:
+    figures_of_columns = [heading.title for heading, _ in COLUMNS if heading.figure]
+    assert [title for title in figures_of_columns if title not in glossary.COLUMNS] == []
+    assert sorted(glossary.CHARTS) == sorted(KINDS)
+    full = row("push", 80.0, roofline_ratio=1.5, min_step_us=20.0, **TURN)
+    text = report.html_report([stored(tmp_path, [full, row("alltoall", 100.0, **TURN)])])
+    found = Page(text)
+    assert "glossary" in found.ids
+    for title in ("step us (95 % CI)", "of roofline", "min step us", "verdict"):
+        assert found.text.count(glossary.COLUMNS[title]) == 1  # in words that a phone shows, too
+        assert f'title="{glossary.COLUMNS[title]}">{title}</th>' in text
+    assert glossary.COLUMNS["link use"] not in text  # no row has it
+    assert glossary.CHARTS["roofline"] in found.text
+    assert "docs/metrics.md" in found.text
+
+
 def test_a_row_of_ten_thousand_costs_few_bytes(tmp_path: Path) -> None:
     """The rest of a page does not grow with its rows, so 10 000 of them stay below 5 MB."""
     records = [
@@ -158,7 +174,7 @@ def test_the_verdict_comes_first_and_says_who_by_how_much_and_why(tmp_path: Path
     (line, largest) = winners.sentences(gather([run]), winners.wins(gather([run])))
     assert line == (
         "tiny, 4 ranks (nvlink), isolated: mok is fastest in 1 of 1 workload; push takes 1.25 "
-        "times as long as the fastest in 1; alltoall takes 2.48 times as long as the fastest in 1."
+        "times the least step time in 1; alltoall takes 2.48 times the least step time in 1."
     )
     assert "alltoall takes 2.48 (2.47-2.50) times as long as mok" in largest
     assert "alltoall spends 130 us in dispatch + combine, which mok does not have apart" in largest
@@ -213,7 +229,7 @@ def test_fastest_is_who_is_faster_than_every_other(tmp_path: Path) -> None:
     assert win.outcome == "open"
     line = winners.sentences(found, [win])[0]
     assert "no difference of 2 % or more shown in 1 between alltoall and mok;" in line
-    assert "push takes 1.10 times as long as the fastest in 1" in line
+    assert "push takes 1.10 times the least step time in 1" in line
 
 
 def test_that_mok_was_not_measured_comes_first(tmp_path: Path) -> None:

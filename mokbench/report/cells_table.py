@@ -91,7 +91,7 @@ def _of_peak(record: Record) -> Cell:
     return _number(record.tflops_per_gpu / record.peak_tflops, units.quotient)
 
 
-_COLUMNS: tuple[tuple[Heading, Callable[[Row], Cell]], ...] = (
+COLUMNS: tuple[tuple[Heading, Callable[[Row], Cell]], ...] = (
     (Heading("model", False, True), lambda row: _words(row.record.model)),
     (Heading("system", False, True), lambda row: _words(row.record.name)),
     (Heading("ranks", True, True), lambda row: _number(row.record.ranks, _whole)),
@@ -148,14 +148,14 @@ def not_measured(rows: Rows) -> Grid:
 
 
 def _grid(shown: Sequence[Row], rows: Rows) -> Grid:
-    lines = [tuple(cell(row) for _, cell in _COLUMNS) for row in shown]
+    lines = [tuple(cell(row) for _, cell in COLUMNS) for row in shown]
     several = len(rows.runs) > 1
     keep = [
         i
-        for i, (heading, _) in enumerate(_COLUMNS)
+        for i, (heading, _) in enumerate(COLUMNS)
         if any(line[i].text not in ("", units.NOTHING) for line in lines)
         and (heading.title != "run" or several)
     ]
     return Grid(
-        tuple(_COLUMNS[i][0] for i in keep), tuple(tuple(line[i] for i in keep) for line in lines)
+        tuple(COLUMNS[i][0] for i in keep), tuple(tuple(line[i] for i in keep) for line in lines)
     )

@@ -10,7 +10,7 @@ import jinja2
 
 from mokbench import __version__
 from mokbench.machine import Machine
-from mokbench.report import cells_table, charts, units, winners, wording
+from mokbench.report import cells_table, charts, glossary, units, winners, wording
 from mokbench.report.cells_table import Cell, Grid, Heading
 from mokbench.report.charts import KINDS
 from mokbench.report.document import Section, sections
@@ -45,7 +45,6 @@ _METHOD = (
     "A step time is the maximum over ranks of each pass, then the median over passes, with the "
     "95 % interval of that median over blocks: how well this run knows it, not how another day or "
     "machine would differ.",
-    "docs/metrics.md of mokbench has every formula.",
 )
 
 _MOST_TABLES = 60
@@ -70,6 +69,8 @@ def html(runs: Sequence[RunFolder]) -> str:
         drawings[kind].append(Drawing(title, inline(figure, f"c{number}-")))
     records = [row.record for row in rows.rows]
     won = winners.wins(rows)
+    fastest, cells = _wins(won), cells_table.measured(rows)
+    titles = [heading.title for grid in (fastest, cells) if grid.lines for heading in grid.headings]
     return page(
         "report.html.j2",
         title=", ".join(dict.fromkeys(meta.name for _, meta in rows.runs)),
@@ -80,11 +81,13 @@ def html(runs: Sequence[RunFolder]) -> str:
         ],
         unsettled=wording.unsettled(rows.rows),
         verdict=winners.sentences(rows, won),
-        wins=_wins(won),
+        wins=fastest,
         charts=drawings,
         titles=TITLES,
         absent=ABSENT,
-        cells=cells_table.measured(rows),
+        reading=glossary.CHARTS,
+        glossary=glossary.explained(titles),
+        cells=cells,
         missing=cells_table.not_measured(rows),
         sections=_sections(rows),
         environment=environment(rows.machine),
@@ -103,6 +106,7 @@ def page(template: str, **values: Any) -> str:
             style=(folder / "style.css").read_text(encoding="utf-8"),
             script=(folder / "page.js").read_text(encoding="utf-8"),
             version=__version__,
+            meaning=glossary.COLUMNS,
             **values,
         )
     )
@@ -151,7 +155,7 @@ def _wins(won: Sequence[winners.Win]) -> Grid:
     headings = (
         Heading("workload", False),
         Heading("regime", False, True),
-        Heading("fastest", False, True),
+        Heading("least step time", False, True),
         Heading("step us (95 % CI)"),
         Heading("verdict", False, True),
         Heading("others: times as long (95 % CI)", False),

@@ -150,7 +150,7 @@ def _sentence(key: tuple[str, str, str], found: Sequence[Win], rows: Rows) -> st
         slower.setdefault(pair.mok.record.name, []).append(pair.ratio.value)
     for name, ratios in slower.items():
         span = " to ".join(dict.fromkeys(map(units.quotient, (min(ratios), max(ratios)))))
-        parts.append(f"{name} takes {span} times as long as the fastest in {len(ratios)}")
+        parts.append(f"{name} takes {span} times the least step time in {len(ratios)}")
     alone = [win for win in found if win.outcome == "alone"]
     if alone:
         names = ", ".join(dict.fromkeys(win.fastest.record.name for win in alone))
