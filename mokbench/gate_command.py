@@ -63,6 +63,8 @@ def check_command(request: CheckRequest) -> int:
     )
     if request.accept is not None:
         checked = accept(checked, request.accept)
+        if short := output.short_level(checked):
+            click.echo(f"warning: {short}", err=True)
     elif request.record:
         checked = record(checked)
     _write_files(request, checked)

@@ -193,3 +193,24 @@ def test_a_reading_is_of_one_cell_as_it_was_measured_then(tmp_path: Path) -> Non
         (row.id, "step_time_us", "other"),
     ):
         assert launch.reading(*other) is None
+
+
+@pytest.mark.parametrize(("count", "lacks"), [(3, 2), (5, 0)])
+def test_a_level_of_too_few_launches_is_warned_of(
+    history: Path, tmp_path: Path, count: int, lacks: int
+) -> None:
+    launches(tmp_path, "slow", count, start=20, factors=SLOW, seed=3)
+    comment = tmp_path / "comment.md"
+    options = ("--accept", "agreed", "--comment", comment)
+    done = gate(tmp_path / "slow-*", "--history", history, *options)
+    assert done.exit_code == 0, done.stderr
+    said = "has 3 of the 5 launches that a base needs: its series are INSUFFICIENT, and pass, until"
+    assert (said in done.stderr) == bool(lacks)
+    assert (said in comment.read_text(encoding="utf-8")) == bool(lacks)
+    # What it warns of, and what ends it.
+    same = launches(tmp_path, "same", 3, start=40, factors=SLOW, seed=5)
+    assert verdicts(check(same, history))["push"] == ("INSUFFICIENT" if lacks else "SAME")
+    if lacks:
+        for run in launches(tmp_path, "more", lacks, start=60, factors=SLOW, seed=6):
+            record(check([run], history))
+        assert verdicts(check(same, history))["push"] in ("SAME", "AMBIGUOUS")

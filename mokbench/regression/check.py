@@ -31,6 +31,8 @@ class Checked:
     confirmed: bool = False
     recorded: int = 0
     accepted: list[str] = field(default_factory=list)
+    # Launches that the accepted level lacks to be a base: until then nothing of it is judged.
+    level_lacks: int = 0
 
     def exit_code(self, strict: bool) -> int:
         """1 a regression, 3 a failed cell, 4 (strict) something is not settled, else 0."""
@@ -116,7 +118,12 @@ def accept(checked: Checked, reason: str) -> Checked:
         raise ConfigError(["--accept: no series is SLOWER, FASTER or CLOCK: nothing to accept"])
     checked = record(checked)
     checked.history.accept(new_level(reason, checked.launches, [one.series for one in moved]))
-    return replace(checked, accepted=[one.name for one in moved])
+    fewest = min(one.call.candidate_n for one in moved)
+    return replace(
+        checked,
+        accepted=[one.name for one in moved],
+        level_lacks=max(0, checked.limits.least_base - fewest),
+    )
 
 
 def _flags(moved: dict[Series, str], launch: Launch) -> dict[str, dict[str, str]]:
