@@ -1,5 +1,6 @@
 """What the compare and check commands do, step by step."""
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -68,7 +69,9 @@ def check_command(request: CheckRequest) -> int:
     elif request.record:
         checked = record(checked)
     _write_files(request, checked)
-    _show(request, checked)
+    # A reader who left (| head) must not turn a regression into exit code 0.
+    with contextlib.suppress(BrokenPipeError):
+        _show(request, checked)
     return checked.exit_code(request.strict)
 
 
