@@ -260,9 +260,15 @@ class _Round:
             self.reply = message[1] if rank == 0 and len(message) > 1 else self.reply
 
     def fail(self, failure: Failure, grace_s: float) -> None:
-        """Record a failure; the first one starts the time the other ranks have to report."""
+        """Record a failure, which starts the time the other ranks have to report.
+
+        An error needs no answers of others, yet it may be the shadow of a death that is noticed
+        later: where ranks share a GPU, a killed one takes its neighbours' contexts along.
+        """
         self.pending.discard(failure.rank)
-        if not self.failures:
+        if failure.kind == "error":
+            grace_s = min(grace_s, _GRACE_S)
+        if not self.failures or failure.kind == "error":
             self._deadline = min(self._deadline, time.monotonic() + grace_s)
         self.failures.append(failure)
 
@@ -277,8 +283,8 @@ class _Round:
         self.pending.clear()
 
     def is_decided(self) -> bool:
-        """Death and a rank's own error need no further witness."""
-        return any(f.kind in ("died", "error") for f in self.failures)
+        """A death needs no further witness."""
+        return any(f.kind == "died" for f in self.failures)
 
 
 def _told_text(told: dict[str, Any]) -> str:

@@ -1,6 +1,10 @@
 import os
 import signal
 import sys
+import threading
+import time
+from multiprocessing import Pipe
+from types import SimpleNamespace
 
 import pytest
 
@@ -127,6 +131,53 @@ def test_a_rank_that_dies_between_jobs_is_named_and_the_next_job_runs(tmp_path):
     reply = pool.call({"kind": "signals"}, 60, 60)
     assert [point["ranks"] for point in reply["points"]] == [2]
     pool.stop()
+
+
+class FakeStarter:
+    """Ranks that the test plays itself."""
+
+    address = None
+
+    def __init__(self, ranks):
+        self.pairs = [Pipe() for _ in range(ranks)]
+
+    def listen(self, authkey):
+        return SimpleNamespace(close=lambda: None)
+
+    def describe(self, rank):
+        return "killed by SIGKILL"
+
+    def kill(self):
+        pass
+
+
+def played_pool(ranks):
+    starter = FakeStarter(ranks)
+    pool = WorkerPool(ranks, starter, wait_bound_s=1.0, shm_token="test-fake")
+    pool._connections = {rank: pair[0] for rank, pair in enumerate(starter.pairs)}
+    return pool, [pair[1] for pair in starter.pairs]
+
+
+def failed(kind, text):
+    return ("failed", {"kind": kind, "text": text, "fault": None})
+
+
+def test_a_death_is_waited_for_when_a_neighbour_reports_its_lost_context_first():
+    pool, ranks = played_pool(3)
+    ranks[0].send(failed("error", "CUDA_ERROR_MPS_CLIENT_TERMINATED"))
+    threading.Timer(0.5, ranks[1].close).start()
+    with pytest.raises(GroupError, match="rank 1 died: killed by SIGKILL"):
+        pool.call({}, 60, 60)
+
+
+def test_an_error_is_not_waited_upon_for_long():
+    pool, ranks = played_pool(2)
+    ranks[1].send(failed("error", "ValueError"))
+    start = time.monotonic()
+    with pytest.raises(GroupError, match="rank 1 raised ValueError"):
+        pool.call({}, 60, 60)
+    assert time.monotonic() - start < 10
+    assert ranks[0].poll(0)  # the job, which it never answered
 
 
 def test_a_long_temporary_folder_does_not_break_the_socket(tmp_path, monkeypatch):

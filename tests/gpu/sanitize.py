@@ -284,7 +284,7 @@ def gemm(device: Device, config: GemmConfig) -> None:
     name = config.expression.removeprefix("mokbench::")
     for _ in range(2):
         device.launch(
-            SOURCE, name, GRID, THREADS, args, maps=maps, shared_bytes=config.shared_bytes
+            SOURCE, name, GRID, THREADS, args, maps=(maps,), shared_bytes=config.shared_bytes
         )
     sums = np.concatenate(
         [part @ w[e].T for e, part in enumerate(np.split(x, ends[:-1]))], dtype=np.float32
