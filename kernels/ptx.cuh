@@ -252,6 +252,11 @@ __device__ __forceinline__ u32 atom_exch_release_cta_shared(u32 at, u32 value) {
 __device__ __forceinline__ void bar_sync(u32 barrier, u32 threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(barrier), "r"(threads) : "memory");
 }
+// The same for warps that come from different places in the code, which the aligned form forbids
+// (PTX ISA, "bar, barrier"; synccheck finds it).
+__device__ __forceinline__ void barrier_sync(u32 barrier, u32 threads) {
+  asm volatile("barrier.sync %0, %1;" : : "r"(barrier), "r"(threads) : "memory");
+}
 template <u32 kRegisters>
 __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));

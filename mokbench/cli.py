@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from mokbench import __version__
+from mokbench.command_group import CommandGroup
 from mokbench.errors import ConfigError, MokbenchError, ResultsError
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
@@ -22,7 +23,7 @@ EXIT_CELLS_FAILED = 3
 EXIT_INTERRUPTED = 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def main() -> None:
     """Is a MoK-style megakernel faster than dispatch, grouped GEMM and combine, and why?
@@ -249,10 +250,6 @@ def _exit_on_error() -> Iterator[None]:
     except MokbenchError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(EXIT_CELLS_FAILED)
-    except BrokenPipeError:
-        # `mokbench report | head`: nobody reads on, and that is fine.
-        sys.stderr.close()
-        sys.exit(0)
 
 
 def _interrupt(_signum: int, _frame: FrameType | None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mokbench.errors import ResultsError
 
-_LOCK_TRIES, _LOCK_PAUSE_S = 5, 0.02
+_LOCK_WAIT_S, _LOCK_PAUSE_S = 0.08, 0.02
 # Some cluster file systems (Lustre without -o flock, old NFS) have no locks at all.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -79,12 +79,12 @@ def cut_torn_line(path: Path) -> int:
 class Lock:
     """The right to write one folder, held through a lock file until release or process death."""
 
-    def __init__(self, folder: Path) -> None:
-        """Take the lock. Raises ResultsError when another process or object holds it."""
+    def __init__(self, folder: Path, wait_s: float = _LOCK_WAIT_S) -> None:
+        """Take the lock. Raises ResultsError when another one holds it for longer than wait_s."""
         path = folder / ".lock"
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            _lock_soon(self._descriptor)
+            _lock_soon(self._descriptor, wait_s)
         except OSError as error:
             holder = os.pread(self._descriptor, 100, 0).decode(errors="replace").strip()
             if error.errno in _NO_LOCKS:
@@ -96,8 +96,8 @@ class Lock:
                 return
             os.close(self._descriptor)
             raise ResultsError(
-                f"{folder}: another mokbench process ({holder or 'pid unknown'}) is writing this "
-                "run; wait for it to end, or use another --out"
+                f"{folder}: another mokbench process ({holder or 'pid unknown'}) is writing "
+                "here; wait for it to end, or use another folder"
             ) from error
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, 0)
@@ -110,9 +110,9 @@ class Lock:
             self._descriptor = -1
 
 
-def _lock_soon(descriptor: int) -> None:
+def _lock_soon(descriptor: int, wait_s: float) -> None:
     """Take the lock; one that only looks whether it is held has it for a moment."""
-    for left in reversed(range(_LOCK_TRIES)):
+    for left in reversed(range(1 + round(wait_s / _LOCK_PAUSE_S))):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return

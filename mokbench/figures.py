@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 # What every row, table, chart and verdict of ranks that share a GPU has to say.
 SHARED_GPU = "ranks share one GPU; ratios do not predict NVLink"
+
+_AS_NULL = ": stored as null"
 
 Status = Literal["ok", "unsupported", "failed"]
 Fabric = Literal["host", "cuda"]
@@ -99,7 +101,7 @@ def finite(value: Any, path: str, notes: list[str]) -> Any:
     elif isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, float) and not math.isfinite(value):
-        notes.append(f"{path} was {value}: stored as null")
+        notes.append(f"{path} was {value}{_AS_NULL}")
         return None
     if isinstance(value, Mapping):
         return {str(key): finite(item, f"{path}.{key}", notes) for key, item in value.items()}
@@ -110,6 +112,12 @@ def finite(value: Any, path: str, notes: list[str]) -> Any:
         items = [finite(item, f"{path}[{i}]", notes) for i, item in enumerate(value)]
         return [] if len(notes) > before else items
     return value
+
+
+def was_not_finite(notes: Iterable[str], name: str) -> str | None:
+    """Find the note that ``finite`` left about the figure ``name``, or about a part of it."""
+    starts = (f"{name} was ", f"{name}.", f"{name}[")
+    return next((n for n in notes if n.startswith(starts) and n.endswith(_AS_NULL)), None)
 
 
 def first_problem(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """What the compare and check commands do, step by step."""
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
 from mokbench.regression.verdict import Limits, Verdict
 from mokbench.report import units
 from mokbench.results import RunFolder, open_runs
+from mokbench.run_checks import refuse_stale_key, refuse_torn
 
 _ENDLESS = 10_000
 
@@ -62,10 +64,14 @@ def check_command(request: CheckRequest) -> int:
     )
     if request.accept is not None:
         checked = accept(checked, request.accept)
+        if short := output.short_level(checked):
+            click.echo(f"warning: {short}", err=True)
     elif request.record:
         checked = record(checked)
     _write_files(request, checked)
-    _show(request, checked)
+    # A reader who left (| head) must not turn a regression into exit code 0.
+    with contextlib.suppress(BrokenPipeError):
+        _show(request, checked)
     return checked.exit_code(request.strict)
 
 
@@ -113,7 +119,11 @@ def _word(checked: Checked) -> str:
 def _write(path: Path, content: bytes) -> None:
     with as_results_error(path, "writing", "name a file that can be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content)
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            # /dev/stdout, a pipe, a device: written to, a file must not take its place.
+            path.write_bytes(content)
+        else:
+            replace_file(path, content)
 
 
 def _show(request: CheckRequest, checked: Checked) -> None:
@@ -152,8 +162,11 @@ def compare_command(
 ) -> None:
     """Compare the launches of side B with those of side A, cell by cell."""
     chosen = known_metrics(metrics) or METRICS
-    base, found = _side(a), _side(b)
+    sides = open_runs(a), open_runs(b)
+    base, found = map(_launches, sides)
     try:
+        for run in [*sides[0], *sides[1]]:
+            refuse_stale_key(run.path / "run.json", run.meta.machine)
         one_kind([*base, *found])
     except ResultsError as error:
         if not force:
@@ -176,9 +189,9 @@ def compare_command(
     click.echo(summary)
 
 
-def _side(patterns: Sequence[str]) -> list[Launch]:
-    runs = open_runs(patterns)
+def _launches(runs: Sequence[RunFolder]) -> list[Launch]:
     for run in runs:
+        refuse_torn(run)
         if run.meta.status in ("running", "interrupted"):
             click.echo(f"warning: {run.path}: {run.meta.status}, has not all its rows", err=True)
     launches = [Launch.of(run) for run in runs]

@@ -26,6 +26,7 @@ from mokbench.figures import (
     finite,
     first_problem,
 )
+from mokbench.row_checks import implausible, not_finite
 
 if TYPE_CHECKING:
     from mokbench.workload import Cell
@@ -239,22 +240,41 @@ def cell_digest(cell: "Cell") -> str:
 
 
 def parse_record(where: str, line: bytes) -> Record:
-    """Read one stored line; ``where`` (file:line) goes into the ResultsError for a bad one."""
+    """Read one stored line; ``where`` (file:line) goes into the ResultsError for a bad one.
+
+    Bad is also a figure that nothing can have measured: NaN, infinite, negative, out of order.
+    """
     try:
-        # Four times as fast as the careful way below, which finds the words for what is wrong.
-        if b"NaN" not in line and b"Infinity" not in line:
-            with contextlib.suppress(ValidationError):
-                record = Record.model_validate_json(line)
-                if record.record_version == RECORD_VERSION:
-                    return record
-        data = json.loads(line)
-        check_version(where, data)
-        return Record.model_validate(data)
+        record = _parse(where, line)
     except (ValueError, RecursionError) as error:
         raise ResultsError(
             f"{where}: not a row: {first_problem(error)}; repair or delete this line, "
             "then --resume measures its cell again"
         ) from error
+    if problem := implausible(record):
+        raise _broken(where, record.id, problem)
+    return record
+
+
+def _parse(where: str, line: bytes) -> Record:
+    # Four times as fast as the careful way below, which finds the words for what is wrong.
+    if b"NaN" not in line and b"Infinity" not in line:
+        with contextlib.suppress(ValidationError):
+            record = Record.model_validate_json(line)
+            if record.record_version == RECORD_VERSION:
+                return record
+    data = json.loads(line)
+    check_version(where, data)
+    if problem := not_finite(data):
+        raise _broken(where, data.get("id"), problem)
+    return Record.model_validate(data)
+
+
+def _broken(where: str, row: object, problem: str) -> ResultsError:
+    return ResultsError(
+        f"{where}: {row}: {problem}; nothing is said from a broken row: repair or delete this "
+        "line, then --resume measures its cell again"
+    )
 
 
 def check_version(where: str, data: Any) -> None:

@@ -16,8 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from pydantic import TypeAdapter, ValidationError
-
+from mokbench import signal_file
 from mokbench.durable import (
     Lock,
     append_line,
@@ -28,7 +27,7 @@ from mokbench.durable import (
     whole_lines,
 )
 from mokbench.errors import ResultsError
-from mokbench.figures import Imbalance, Quantity, SignalPoint, StepTime, first_problem
+from mokbench.figures import Imbalance, Quantity, SignalPoint, StepTime
 from mokbench.machine import Machine
 from mokbench.record import METHOD_VERSION, Record, parse_record
 from mokbench.run_meta import RunMeta, RunStatus, read_meta
@@ -59,8 +58,6 @@ SAMPLE_TYPES = {
     "sm_clock_mhz": "float64",
     "accepted": "bool",
 }
-
-_SIGNALS = TypeAdapter(list[SignalPoint])
 
 
 class RunFolder:
@@ -202,19 +199,11 @@ class RunFolder:
     def write_signals(self, points: Sequence[SignalPoint]) -> None:
         """Store signaling against ranks, replacing what was stored."""
         self._must_write()
-        path = self.path / "signals.json"
-        with as_results_error(path, "storing signaling", "the rows are safe; free some space"):
-            replace_file(path, _SIGNALS.dump_json(list(points), indent=1))
+        signal_file.write(self.path / "signals.json", points)
 
     def signals(self) -> list[SignalPoint]:
         """Signaling against ranks; empty where none was measured."""
-        path = self.path / "signals.json"
-        try:
-            return _SIGNALS.validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return []
-        except (OSError, ValidationError) as error:
-            raise ResultsError(f"{path}: not a signaling file: {first_problem(error)}") from error
+        return signal_file.read(self.path / "signals.json")
 
     def finish(self, status: RunStatus) -> None:
         """Store how the run ended and let go of the folder."""

@@ -15,6 +15,9 @@ CONFIDENCE = 0.95
 # nvbench's idea: stop once the noise estimate itself moves less than this over a window.
 STABLE_WINDOW = 8
 STABLE_SPREAD = 0.05
+# Smallest relative difference of step times that is called one: what a neighbour on the machine
+# or a line of code's place in memory moves is below it.
+EFFECT_FLOOR = 0.02
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,17 @@ class Ratio:
     low: float | None
     high: float | None
     n: int
+
+    @property
+    def excludes_one(self) -> bool:
+        """Whether there is an interval and it lies on one side of 1."""
+        return self.low is not None and self.high is not None and not self.low <= 1.0 <= self.high
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether the interval excludes 1 and the ratio is at least the effect floor from it."""
+        far = not 1 / (1 + EFFECT_FLOOR) < self.value < 1 + EFFECT_FLOOR
+        return self.excludes_one and far
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,13 @@
-"""Fixtures shared by tests that start processes."""
+"""Fixtures shared by tests that start processes and by tests of the gate."""
 
+import shutil
 import socket
+from pathlib import Path
 
 import pytest
+from launches import launches
+
+from mokbench.regression.check import check, record
 
 
 @pytest.fixture
@@ -11,3 +16,18 @@ def unused_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def ten(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """History of ten launches at 1 % noise, and the launches."""
+    folder = tmp_path_factory.mktemp("ten")
+    for run in launches(folder, "base", 10, seed=1):
+        record(check([run], folder / "history"))
+    return folder
+
+
+@pytest.fixture
+def history(ten: Path, tmp_path: Path) -> Path:
+    """A copy of that history, to be written to."""
+    return shutil.copytree(ten / "history", tmp_path / "history")

@@ -229,6 +229,7 @@ def _fake_row(
 
 
 def step(median: float, half: float = 1.0) -> dict[str, Any]:
+    half = min(half, 0.5 * median)
     low, high = median - half, median + half
     return {"median": median, "p95": high, "min": low, "ci_low": low, "ci_high": high, "n": 60}
 

@@ -6,12 +6,16 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from click.testing import CliRunner, Result
 from fake_run import fake_machine, fake_meta, fake_record
 
+from mokbench.cli import main
 from mokbench.machine import Machine
+from mokbench.regression.check import Checked
 from mokbench.results import RunFolder
 
 H200 = {"gpu": "NVIDIA H200", "gpus": 1, "driver": "580.1", "cuda": "13.0", "torch": "2.11.0"}
+SLOW = {"push": 1.05}
 CELLS = {"mok": 900.0, "push": 1000.0, "alltoall": 2500.0}
 
 
@@ -61,3 +65,16 @@ def launches(
         ]
         runs.append(write_launch(folder / f"{name}-{i}", records, start + i, **changes))
     return runs
+
+
+def verdicts(checked: Checked) -> dict[str, str]:
+    """Verdict by system."""
+    return {one.series[0].split(".")[1]: one.call.verdict for one in checked.judged}
+
+
+def gate(*arguments: str | Path, **environment: str) -> Result:
+    """``mokbench check``, with no commit in the environment but the one given."""
+    clean = {
+        name: environment.get(name) for name in ("MOKBENCH_COMMIT", "GITHUB_SHA", "CI_COMMIT_SHA")
+    }
+    return CliRunner().invoke(main, ["check", *map(str, arguments)], env=clean)

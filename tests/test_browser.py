@@ -82,6 +82,9 @@ def test_a_click_on_a_filter_and_on_a_heading(
     assert len(set(steps)) == 6
     grid.get_by_role("button", name="step us (95 % CI)").click()
     assert opened.figures("cells", "step us") == steps[::-1]
+    aligned = "cell => getComputedStyle(cell).textAlign"
+    first = grid.locator("tbody tr:visible").first.locator("td")
+    assert [first.nth(i).evaluate(aligned) for i in (0, 2)] == ["left", "right"]
     grid.get_by_label("search").fill("qwen3 skewed")
     assert len(opened.rows("cells")) == 1
     screenshot = tmp_path / "report.png"
@@ -96,7 +99,7 @@ def test_a_click_on_a_filter_and_on_a_heading(
 def test_a_phone_in_light_and_dark(browser: Any, baselines: Path, scheme: str) -> None:
     opened = Opened(browser, baselines, viewport={"width": 375, "height": 800}, color_scheme=scheme)
     width = opened.page.evaluate("document.documentElement.scrollWidth")
-    assert width == 375  # tables and charts scroll inside themselves
+    assert width == 375  # tables scroll inside themselves
     ink, paper = opened.page.evaluate(
         "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
     )
@@ -104,6 +107,40 @@ def test_a_phone_in_light_and_dark(browser: Any, baselines: Path, scheme: str) -
     # What matplotlib draws in black must follow the page.
     text = opened.page.locator("#step_time svg text").first
     assert contrast(text.evaluate("node => getComputedStyle(node).fill"), paper) > 7
+    assert opened.problems == []
+
+
+WIDTHS = """() => [...document.querySelectorAll(".chart")].map((chart) => ({
+  shown: chart.querySelector("svg").getBoundingClientRect().width,
+  own: (chart.querySelector("svg").viewBox.baseVal.width * 4) / 3,
+  place: chart.clientWidth,
+  scrolled: chart.scrollWidth > chart.clientWidth,
+}))"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_charts_fit_the_width_and_grow_on_a_tap(browser: Any, tmp_path: Path, width: int) -> None:
+    run = fake_run(tmp_path / "run", tokens=(1, 16, 128), regimes=("isolated",), keep_samples=True)
+    path = tmp_path / "wide.html"
+    path.write_text(report.html_report([run]), encoding="utf-8")
+    opened = Opened(browser, path, viewport={"width": width, "height": 800})
+    found = opened.page.evaluate(WIDTHS)
+    assert max(one["own"] for one in found) > 390
+    assert not any(one["scrolled"] for one in found)
+    for one in found:
+        assert one["shown"] == pytest.approx(min(one["own"], one["place"]), abs=1)
+    offered = opened.page.locator(".enlarge:visible")
+    assert offered.count() == sum(one["shown"] + 1 < one["own"] for one in found)
+    if width == 390:
+        widest = max(range(len(found)), key=lambda i: found[i]["own"])
+        button = opened.page.locator(".chart").nth(widest).locator("xpath=following-sibling::*[1]")
+        button.click()
+        (grown,) = opened.page.evaluate(WIDTHS)[widest : widest + 1]
+        assert grown["shown"] == pytest.approx(grown["own"], abs=1)
+        assert grown["scrolled"]
+        assert opened.page.evaluate("document.documentElement.scrollWidth") == width
+        button.click()
+        assert opened.page.evaluate(WIDTHS) == found
     assert opened.problems == []
 
 

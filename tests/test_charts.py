@@ -14,7 +14,7 @@ from PIL import Image
 
 from mokbench.errors import ResultsError
 from mokbench.report import charts, wording
-from mokbench.report.charts import imbalance, signaling, step_time
+from mokbench.report.charts import imbalance, roofline, signaling, step_time
 from mokbench.report.charts.style import fold, system_looks, wrap
 from mokbench.report.rows import gather
 from mokbench.results import RunFolder
@@ -339,3 +339,12 @@ def test_the_backend_of_the_user_does_not_matter(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout.strip() == "6", done.stderr
+
+
+def test_no_marker_is_cut_by_the_frame(tmp_path: Path) -> None:
+    rows = [row("push", 1000.0, roofline_ratio=1.2, tokens_per_rank=t, **CUDA) for t in (1, 2)]
+    for module in (step_time, roofline):
+        ((_, figure),) = figures(module, stored(tmp_path / module.__name__, rows))
+        for panel in figure.axes:
+            highest = max(max(line.get_ydata()) for line in panel.lines if len(line.get_ydata()))
+            assert panel.get_ylim()[1] >= 1.05 * highest

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,22 @@ def test_samples_go_when_their_row_does_not_fit(
 
 def test_two_writers_are_refused_and_readers_are_not(tmp_path: Path) -> None:
     run = start(tmp_path)
-    with pytest.raises(ResultsError, match=rf"\(pid {os.getpid()}\) is writing this run"):
+    with pytest.raises(ResultsError, match=rf"\(pid {os.getpid()}\) is writing here"):
         RunFolder.resume(tmp_path, fake_machine())
     RunFolder.open(tmp_path)
     run.close()
     RunFolder.resume(tmp_path, fake_machine()).close()
+
+
+def test_a_lock_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
+    held = Lock(tmp_path)
+    timer = threading.Timer(0.3, held.release)
+    timer.start()
+    with pytest.raises(ResultsError, match="is writing here"):
+        Lock(tmp_path)
+    Lock(tmp_path, 30.0).release()
+    assert held._descriptor == -1
+    timer.join()
 
 
 def test_a_writer_in_another_process_is_noticed(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ import pytest
 from click.testing import CliRunner
 from fake_run import CUDA, fake_machine, fake_record, fake_run, row, stored
 
-from mokbench import report
+from mokbench import report, run_checks
 from mokbench.cli import main
 from mokbench.figures import SHARED_GPU
-from mokbench.report import winners, wording
+from mokbench.report import glossary, winners, wording
+from mokbench.report.cells_table import COLUMNS, Cell
 from mokbench.report.charts import KINDS, figures
 from mokbench.report.rows import gather
 from mokbench.results import RunFolder
@@ -106,6 +107,60 @@ def test_500_cells_are_below_5_mb(tmp_path: Path) -> None:
     assert len(report.html_report([stored(tmp_path, records)])) < 5_000_000
 
 
+def test_every_figure_of_the_page_is_explained(tmp_path: Path) -> None:
+    figures_of_columns = [heading.title for heading, _ in COLUMNS if heading.figure]
+    assert [title for title in figures_of_columns if title not in glossary.COLUMNS] == []
+    assert sorted(glossary.CHARTS) == sorted(KINDS)
+    full = row("push", 80.0, roofline_ratio=1.5, min_step_us=20.0, **TURN)
+    text = report.html_report([stored(tmp_path, [full, row("alltoall", 100.0, **TURN)])])
+    found = Page(text)
+    assert "glossary" in found.ids
+    for title in ("step us (95 % CI)", "of roofline", "min step us", "verdict"):
+        assert found.text.count(glossary.COLUMNS[title]) == 1  # in words that a phone shows, too
+        assert f'title="{glossary.COLUMNS[title]}">{title}</th>' in text
+    assert glossary.COLUMNS["link use"] not in text  # no row has it
+    assert glossary.CHARTS["roofline"] in found.text
+    assert "docs/metrics.md" in found.text
+
+
+def test_a_row_of_ten_thousand_costs_few_bytes(tmp_path: Path) -> None:
+    """The rest of a page does not grow with its rows, so 10 000 of them stay below 5 MB."""
+    records = [
+        row(system, 100.0 + i, tokens_per_rank=1 + i, roofline_ratio=1.5, turn=f"{i}", **CUDA)
+        for i in range(500)
+        for system in ("mok", "push", "deepep", "alltoall")
+    ]
+    grids = re.findall(
+        r'<section class="grid".*?</section>',
+        report.html_report([stored(tmp_path, records)]),
+        re.DOTALL,
+    )
+    assert len(grids) == 2
+    assert sum(map(len, grids)) / len(records) < 400
+
+
+def test_a_cell_says_its_sort_key_only_where_its_text_does_not() -> None:
+    for text, sort, key in (
+        ("264 (260-268)", 263.62359, "263.624"),
+        ("264 (260-268)", 264.0, None),
+        ("1500", 1500.0, None),
+        ("12.0 MiB", 12.0 * 2**20, "1.25829e+07"),
+        ("-", None, None),
+    ):
+        assert Cell(text, sort).key == key
+
+
+def test_more_tables_than_anyone_reads_are_counted(tmp_path: Path) -> None:
+    records = [
+        row(system, 10.0 + i, tokens_per_rank=1 + i, **CUDA)
+        for i in range(70)
+        for system in ("push", "deepep")
+    ]
+    text = page(stored(tmp_path, records)).text
+    assert text.count("row us / deepep us (95 % CI)") == 60
+    assert "10 more tables of this kind: --format json has their figures." in text
+
+
 def test_the_verdict_comes_first_and_says_who_by_how_much_and_why(tmp_path: Path) -> None:
     own = {"dispatch_us": 20.0, "combine_us": 10.0}
     rows = [
@@ -119,7 +174,7 @@ def test_the_verdict_comes_first_and_says_who_by_how_much_and_why(tmp_path: Path
     (line, largest) = winners.sentences(gather([run]), winners.wins(gather([run])))
     assert line == (
         "tiny, 4 ranks (nvlink), isolated: mok is fastest in 1 of 1 workload; push takes 1.25 "
-        "times as long as the fastest in 1; alltoall takes 2.48 times as long as the fastest in 1."
+        "times the least step time in 1; alltoall takes 2.48 times the least step time in 1."
     )
     assert "alltoall takes 2.48 (2.47-2.50) times as long as mok" in largest
     assert "alltoall spends 130 us in dispatch + combine, which mok does not have apart" in largest
@@ -134,12 +189,59 @@ def test_what_the_interval_does_not_show_is_not_called_a_win(tmp_path: Path) -> 
     ]
     run = stored(tmp_path / "open", rows)
     (line,) = winners.sentences(gather([run]), winners.wins(gather([run])))
-    assert "no difference shown in 1 between mok and push" in line
+    assert "no difference of 2 % or more shown in 1 between mok and push" in line
     assert "fastest in" not in line
     apart = [row("mok", 50.0, **TURN | {"turn": "a"}), row("push", 100.0, **TURN | {"turn": "b"})]
     run = stored(tmp_path / "apart", apart)
     (win,) = winners.wins(gather([run]))
     assert win.outcome == "open"
+
+
+@pytest.mark.parametrize(("percent", "outcome"), [(0.5, "open"), (1.9, "open"), (2.1, "faster")])
+def test_a_difference_below_the_floor_makes_no_fastest(
+    tmp_path: Path, percent: float, outcome: str
+) -> None:
+    slow = 100.0 * (1 + percent / 100)
+    rows = [
+        row("mok", 100.0, block_us=[100.0, 100.1] * 4, **TURN),
+        row("push", slow, block_us=[slow, slow + 0.1] * 4, **TURN),
+    ]
+    found = gather([stored(tmp_path, rows)])
+    (win,) = winners.wins(found)
+    assert win.behind[0].ratio.excludes_one
+    assert win.outcome == outcome
+    (line, *largest) = winners.sentences(found, [win])
+    assert ("mok is fastest" in line) == (outcome == "faster")
+    assert len(largest) == (outcome == "faster")
+    told = report.markdown([stored(tmp_path / "again", rows)])
+    assert ("mok is faster" in told) == (outcome == "faster")
+    assert ("mok and push differ by less than 2 %" in told) == (outcome == "open")
+
+
+def test_fastest_is_who_is_faster_than_every_other(tmp_path: Path) -> None:
+    rows = [
+        row("mok", 100.0, block_us=[100.0, 101.0] * 4, **TURN),
+        row("push", 110.0, block_us=[110.0, 111.0] * 4, **TURN),
+        row("alltoall", 115.0, block_us=[90.0, 140.0] * 4, **TURN),
+    ]
+    found = gather([stored(tmp_path, rows)])
+    (win,) = winners.wins(found)
+    assert win.outcome == "open"
+    line = winners.sentences(found, [win])[0]
+    assert "no difference of 2 % or more shown in 1 between alltoall and mok;" in line
+    assert "push takes 1.10 times the least step time in 1" in line
+
+
+def test_that_mok_was_not_measured_comes_first(tmp_path: Path) -> None:
+    rows = [
+        row("push", 80.0, block_us=[80.0, 81.0] * 4, **TURN),
+        row("alltoall", 100.0, block_us=[100.0, 101.0] * 4, **TURN),
+        fake_record(system="mok", status="failed", reason="rank 1 died", fabric="cuda"),
+    ]
+    found = gather([stored(tmp_path, rows)])
+    lines = winners.sentences(found, winners.wins(found))
+    assert lines[0] == winners.NO_MOK
+    assert "push is fastest in 1" in lines[1]
 
 
 def test_the_twin_gets_no_performance_verdict(tmp_path: Path) -> None:
@@ -232,4 +334,36 @@ def test_several_machines_in_one_page_are_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["report", str(tmp_path / "*"), "--format", "html"])
     assert done.exit_code == 2
     assert "report them apart" in done.stderr
+    assert done.stdout == ""
+
+
+def with_method_version(folder: Path, version: int) -> RunFolder:
+    run = fake_run(folder)
+    path = folder / "run.json"
+    text = re.sub('("method_version": ?)[0-9]+', rf"\g<1>{version}", path.read_text())
+    path.write_text(text)
+    return RunFolder.open(run.path)
+
+
+def test_an_older_method_version_is_the_runs_and_is_said_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = with_method_version(tmp_path, 1)
+    assert "measured with method version" not in page(run).text
+    monkeypatch.setattr(run_checks, "METHOD_VERSION", 2)
+    text = page(run).text
+    assert "Method version 1." in text
+    said = "measured with method version 1: what is said here about figures is of version 2"
+    assert text.index(said) < text.index("Verdict")
+    assert f"- {said}" in report.markdown([run])
+
+
+@pytest.mark.parametrize("format_", ["table", "markdown", "json", "html"])
+@pytest.mark.parametrize("version", [0, 77])
+def test_an_unknown_method_version_is_refused(tmp_path: Path, format_: str, version: int) -> None:
+    run = with_method_version(tmp_path, version)
+    done = CliRunner().invoke(main, ["report", str(run.path), "--format", format_, "--no-charts"])
+    assert done.exit_code == 2
+    assert f"{run.path / 'run.json'}: was measured with method version {version}, " in done.stderr
+    assert "knows 1 and cannot say what its figures mean" in done.stderr
     assert done.stdout == ""

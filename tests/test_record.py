@@ -9,6 +9,7 @@ import pytest
 from fake_run import fake_record
 from pydantic import ValidationError
 
+from mokbench.errors import ResultsError
 from mokbench.figures import StepTime
 from mokbench.record import Record, cell_digest, parse_record
 from mokbench.routing import RoutingSpec
@@ -150,9 +151,24 @@ def test_reading_gives_the_same_row() -> None:
     assert parse_record("file:1", row.to_json().encode()) == row
 
 
-def test_reading_foreign_nan_gives_null() -> None:
-    line = fake_record().to_json().replace('"rel_error":null', '"rel_error":NaN')
-    assert parse_record("file:1", line.encode()).rel_error is None
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"rel_error":null', '"rel_error":NaN', "rel_error is nan"),
+        ('"rel_error":null', '"rel_error":9e999', "rel_error is inf"),
+        ('"imbalance":null', '"imbalance":{"cv":-Infinity}', "imbalance.cv is -inf"),
+        ('"block_us":[]', '"block_us":[1.0,NaN]', r"block_us\[1\] is nan"),
+        ('"min_step_us":null', '"min_step_us":0', r"min_step_us is 0.0, .* above 0"),
+    ],
+)
+def test_a_stored_figure_that_cannot_be_is_refused_with_row_and_value(
+    old: str, new: str, said: str
+) -> None:
+    record = fake_record()
+    line = record.to_json()
+    assert old in line
+    with pytest.raises(ResultsError, match=f"^file:1: {record.id}: {said}"):
+        parse_record("file:1", line.replace(old, new).encode())
 
 
 @pytest.mark.parametrize("bad", ["", "a/b", "../x", ".hidden", "two words", "x" * 501, "a\x00b"])

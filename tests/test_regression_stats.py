@@ -87,6 +87,23 @@ def test_two_groups_are_students_t() -> None:
     assert np.log([low, high]) == pytest.approx([both.low, both.high])
 
 
+def test_a_clock_read_with_noise_does_not_hide_a_slowdown() -> None:
+    rng = np.random.default_rng(8)
+    base, base_clock = np.exp(rng.normal(0, 0.01, (2, 2000, 10)))
+    found, clock = np.exp(rng.normal(0, 0.01, (2, 2000, 3)))
+    base_clock, clock = base_clock**2, clock**2  # 2 % from launch to launch
+    for slower, clock_ratio, verdict, least in (
+        (1.05, 1.0, Verdict.SLOWER, 0.92),
+        (1.08, 1 / 1.03, Verdict.SLOWER, 0.72),
+        (1.05, 1 / 1.05, Verdict.CLOCK, 0.92),
+    ):
+        time = slower * found
+        cycles = against_history(base * base_clock, time * clock * clock_ratio)
+        calls = decide(against_history(base, time), cycles, Limits(), together=False)
+        share = np.mean([call.verdict is verdict for call in calls])
+        assert share >= least, (slower, clock_ratio, share)
+
+
 def test_a_prediction_interval_without_outliers_is_the_textbooks() -> None:
     base = np.exp(np.random.default_rng(0).normal(0, 0.01, 12))
     shifts = against_history([base], [[1.03]])

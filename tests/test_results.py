@@ -226,6 +226,10 @@ def test_signals(tmp_path: Path) -> None:
     (tmp_path / "signals.json").write_text('[{"ranks": 2}]')
     with pytest.raises(ResultsError, match=r"signals.json: not a signaling file: 0.fabric"):
         run.signals()
+    whole = point.model_dump_json().replace("1.5", "NaN", 1)
+    (tmp_path / "signals.json").write_text(f"[{whole}]")
+    with pytest.raises(ResultsError, match=r"2 ranks: signal_hop_us.median is nan"):
+        run.signals()
 
 
 def test_long_ids_fit_file_names(tmp_path: Path) -> None:

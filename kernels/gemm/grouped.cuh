@@ -11,6 +11,8 @@ constexpr u32 kLoaderWarp = 0;
 constexpr u32 kSchedulerWarp = 1;
 // 1 and 2 are the consumers', a warpgroup each.
 constexpr u32 kStartBarrier = 3;
+// The other two warps of the producers' group have nothing to do and leave at once.
+constexpr u32 kStartThreads = kGemmThreads - 64;
 constexpr u32 kCountBarrier = 4;
 
 // Mirrored by GemmArgs of mokbench/grouped_gemm.py.
@@ -163,20 +165,18 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     if (threadIdx.x == 0) shared.init_barriers();
     __syncwarp();
     if (warp == kLoaderWarp) {
-      ptx::bar_sync(kStartBarrier, kGemmThreads);
+      ptx::barrier_sync(kStartBarrier, kStartThreads);
       if (threadIdx.x % 32 == 0) GemmLoader<c>{shared, work_slots, maps, a.n, {}, {}}.run();
     } else if (warp == kSchedulerWarp) {
-      ptx::bar_sync(kStartBarrier, kGemmThreads);
+      ptx::barrier_sync(kStartBarrier, kStartThreads);
       if (threadIdx.x % 32 == 0) schedule_tiles<c>(shared, work_slots, a, tile_ends);
-    } else {
-      ptx::bar_sync(kStartBarrier, kGemmThreads);
     }
   } else {
     constexpr u32 kMaps = sizeof(maps) / sizeof(ptx::TensorMap);
     const u32 map = threadIdx.x - kGroupThreads;
     if (map < kMaps) ptx::prefetch_tensormap(reinterpret_cast<const ptx::TensorMap*>(&maps)[map]);
     count_tiles<c>(a, tile_ends);
-    ptx::bar_sync(kStartBarrier, kGemmThreads);
+    ptx::barrier_sync(kStartBarrier, kStartThreads);
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     const u32 columns = c.swiglu ? a.n / 2 : a.n;
     const GemmOutput<c> output{maps.out,      a.out,   a.row_weights, columns,

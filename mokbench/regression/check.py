@@ -7,18 +7,13 @@ from pathlib import Path
 
 from mokbench.errors import ConfigError
 from mokbench.machine import Machine
-from mokbench.regression.confirm import Confirmation, confirm
+from mokbench.regression.confirm import Confirmation, confirm, suspects
 from mokbench.regression.history import History, Series, folder_of, new_level
 from mokbench.regression.judge import Judged, judge_history
-from mokbench.regression.launch import (
-    METRICS,
-    Launch,
-    one_kind,
-    refuse_copies,
-    refuse_unfinished,
-)
+from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
 from mokbench.regression.verdict import ORDER, UNSETTLED, Limits, Verdict
 from mokbench.results import RunFolder
+from mokbench.run_checks import refuse_stale_key, refuse_torn, refuse_unfinished
 
 REGRESSION, FAILED, UNDECIDED, DONE = 1, 3, 4, 0
 
@@ -36,6 +31,8 @@ class Checked:
     confirmed: bool = False
     recorded: int = 0
     accepted: list[str] = field(default_factory=list)
+    # Launches that the accepted level lacks to be a base: until then nothing of it is judged.
+    level_lacks: int = 0
 
     def exit_code(self, strict: bool) -> int:
         """1 a regression, 3 a failed cell, 4 (strict) something is not settled, else 0."""
@@ -70,6 +67,8 @@ def check(
     limits = limits or Limits()
     for run in runs:
         refuse_unfinished(run)
+        refuse_torn(run)
+        refuse_stale_key(run.path / "run.json", run.meta.machine)
     # A folder keeps the rows it has read, and three times 10 000 of them are half a GiB.
     launches = [Launch.of(RunFolder.open(run.path), commit) for run in runs]
     one_kind(launches)
@@ -91,8 +90,16 @@ def check(
 
 
 def record(checked: Checked) -> Checked:
-    """Append the runs to the history, flagged where a series moved: flagged values are no base."""
-    moved = {one.series: str(one.call.verdict) for one in checked.judged if one.call.moved}
+    """Append the runs to the history, flagged where a series moved: flagged values are no base.
+
+    Nor are suspects that nobody measured again: as base they would hide, from the next check on,
+    the slowdown that only needed more launches.
+    """
+    open_ = [] if checked.confirmed else suspects(checked.judged, checked.limits)
+    moved = {
+        one.series: str(one.call.verdict)
+        for one in [*(one for one in checked.judged if one.call.moved), *open_]
+    }
     launches = [
         launch.model_copy(update={"flags": _flags(moved, launch)}) for launch in checked.launches
     ]
@@ -111,7 +118,12 @@ def accept(checked: Checked, reason: str) -> Checked:
         raise ConfigError(["--accept: no series is SLOWER, FASTER or CLOCK: nothing to accept"])
     checked = record(checked)
     checked.history.accept(new_level(reason, checked.launches, [one.series for one in moved]))
-    return replace(checked, accepted=[one.name for one in moved])
+    fewest = min(one.call.candidate_n for one in moved)
+    return replace(
+        checked,
+        accepted=[one.name for one in moved],
+        level_lacks=max(0, checked.limits.least_base - fewest),
+    )
 
 
 def _flags(moved: dict[Series, str], launch: Launch) -> dict[str, dict[str, str]]:

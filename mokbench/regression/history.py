@@ -5,34 +5,30 @@
 * machine.json: what the key in the folder's name stands for
 """
 
-import json
 import re
-import sys
 import warnings
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
 from mokbench.durable import Lock, append_line, as_results_error, cut_torn_line, replace_file
 from mokbench.errors import ResultsError
-from mokbench.figures import Figures, first_problem
+from mokbench.figures import Figures
 from mokbench.machine import Machine
-from mokbench.regression.launch import HISTORY_VERSION, Launch
+from mokbench.regression.history_lines import WINDOW, read_all, read_launches
+from mokbench.regression.launch import HISTORY_VERSION, Launch, Readings
 from mokbench.regression.shift import Floats
+from mokbench.run_checks import refuse_stale_key
 
-# Launches that count as base, the newest first to be taken; older ones measured another machine
-# room. Of a longer file only the last MOST_READ lines are read.
-WINDOW = 30
-MOST_READ = 100
+# Another check that appends is done long before; to give up would lose what was measured.
+_LOCK_WAIT_S = 60.0
 _LAUNCHES, _LEVELS, _MACHINE = "launches.jsonl", "levels.jsonl", "machine.json"
 
 Series = tuple[str, str]
-_Line = TypeVar("_Line", bound=Figures)
 
 
 class Level(Figures):
@@ -60,7 +56,9 @@ class History:
         Raises ResultsError for a line that is none, of another version, or of another machine
         than the lines before: a verdict from half a history would be a guess.
         """
-        launches = _lines(folder / _LAUNCHES, Launch)
+        levels = read_all(folder / _LEVELS, Level)
+        newest = {name for level in _newest_levels(levels).values() for name in level.launches}
+        launches = read_launches(folder / _LAUNCHES, keep=newest)
         keys = {launch.machine for launch in launches}
         if len(keys) > 1:
             raise ResultsError(
@@ -72,12 +70,13 @@ class History:
                 f"{folder}: holds launches of machine {next(iter(keys))}, which its name does not "
                 "say: has a folder been copied over another?"
             )
+        _refuse_another_machine(folder / _MACHINE, keys)
         once: dict[str, Launch] = {}
         for launch in launches:
             if launch.launch in once:
                 warnings.warn(f"{folder / _LAUNCHES}: launch {launch.run} twice", stacklevel=2)
             once.setdefault(launch.launch, launch)
-        return cls(folder, list(once.values()), _lines(folder / _LEVELS, Level))
+        return cls(folder, list(once.values()), levels)
 
     def record(self, launches: Sequence[Launch], machine: Machine) -> int:
         """Append launches that are not yet there; returns how many. ResultsError on a full disk."""
@@ -105,7 +104,7 @@ class History:
     def _append(self, name: str, lines: Iterable[str]) -> None:
         path = self.folder / name
         with as_results_error(path, "appending", "what was there is safe; free some space"):
-            lock = Lock(self.folder)
+            lock = Lock(self.folder, _LOCK_WAIT_S)
             try:
                 cut_torn_line(path)
                 for line in lines:
@@ -119,14 +118,6 @@ class History:
         return found[-1] if found else None
 
 
-@dataclass(frozen=True)
-class Base:
-    """Base values [series, launches] and their clocks, newest last; NaN where there is none."""
-
-    values: Floats
-    clock_mhz: Floats
-
-
 def base_of(
     history: History,
     series: Sequence[Series],
@@ -134,7 +125,7 @@ def base_of(
     *,
     method_version: int,
     leave_out: Iterable[str] = (),
-) -> Base:
+) -> Readings:
     """Last ``WINDOW`` unflagged launches of each series since its newest accepted level.
 
     ``digests[i]`` is what the candidate of series i measured: launches that measured something
@@ -146,26 +137,21 @@ def base_of(
         for launch in history.launches
         if launch.launch not in out and launch.method_version == method_version
     ]
-    levels = _levels(history)
+    levels = _newest_levels(history.levels)
     position = {launch.launch: i for i, launch in enumerate(history.launches)}
-    values = np.full((len(series), len(used)), np.nan)
-    clocks = np.full((len(series), len(used)), np.nan)
+    found = Readings.empty(len(series), len(used))
     for j, launch in enumerate(used):
-        place = launch.place()
         for i, (cell, metric) in enumerate(series):
-            at = place.get(cell)
-            if at is None or launch.digests[at] != digests[i] or metric not in launch.values:
+            reading = launch.reading(cell, metric, digests[i])
+            if reading is None:
                 continue
             since = levels.get((cell, metric))
             accepted = since is not None and launch.launch in since.launches
             too_old = since is not None and position[launch.launch] < _first(since, position)
-            if not accepted and (too_old or cell in launch.flags.get(metric, ())):
-                continue
-            value, clock = launch.values[metric][at], launch.clock_mhz[at]
-            values[i, j] = np.nan if value is None else value
-            clocks[i, j] = np.nan if value is None or clock is None else clock
-    keep = _newest(values)
-    return Base(np.where(keep, values, np.nan), np.where(keep, clocks, np.nan))
+            if accepted or not (too_old or cell in launch.flags.get(metric, ())):
+                found.put(i, j, reading)
+    keep = _newest(found.values)
+    return Readings(np.where(keep, found.values, np.nan), np.where(keep, found.clock_mhz, np.nan))
 
 
 def _newest(values: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -175,12 +161,12 @@ def _newest(values: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return np.asarray(there & (later <= WINDOW))
 
 
-def _levels(history: History) -> dict[Series, Level]:
-    return {(cell, metric): level for level in history.levels for cell, metric in level.series}
+def _newest_levels(levels: Iterable[Level]) -> dict[Series, Level]:
+    return {(cell, metric): level for level in levels for cell, metric in level.series}
 
 
 def _first(level: Level, position: dict[str, int]) -> int:
-    """Position of the level's first launch; a launch that is no longer read counts as oldest."""
+    """Position of the level's first launch; one that is not in the file counts as oldest."""
     return min((position.get(launch, -1) for launch in level.launches), default=-1)
 
 
@@ -209,11 +195,31 @@ def machine_folders(root: Path) -> list[Path]:
     return found
 
 
+def _refuse_another_machine(path: Path, keys: set[str]) -> None:
+    """Raise ResultsError where machine.json describes another machine than the launches are of."""
+    told = _told(path)
+    if told is None or not keys:
+        return
+    refuse_stale_key(path, told)
+    if told.key not in keys:
+        raise ResultsError(
+            f"{path}: describes the machine with key {told.key}, the launches beside it are of "
+            f"{next(iter(keys))}: restore the folder from version control"
+        )
+
+
+def _told(path: Path) -> Machine | None:
+    """What machine.json says; null for none or for one that does not read: it is only a name."""
+    try:
+        return Machine.model_validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
 def machine_name(folder: Path) -> str:
     """What people call the machine of a folder: from machine.json, else the folder's name."""
-    try:
-        told = Machine.model_validate_json((folder / _MACHINE).read_bytes())
-    except (OSError, ValueError):
+    told = _told(folder / _MACHINE)
+    if told is None:
         return folder.name
     what = f"{told.gpus} x {told.gpu}, driver {told.driver}" if told.gpus else told.cpu
     return f"{what}, torch {told.torch}, key {told.key}"
@@ -227,49 +233,3 @@ def new_level(reason: str, launches: Sequence[Launch], series: Sequence[Series])
         launches=[launch.launch for launch in launches],
         series=list(series),
     )
-
-
-def _lines(path: Path, kind: type[_Line]) -> list[_Line]:
-    """Read the last ``MOST_READ`` lines; a torn last one is passed over with a warning."""
-    kept: deque[tuple[int, bytes]] = deque(maxlen=MOST_READ)
-    try:
-        with as_results_error(path, "reading", "make it readable"), path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.endswith(b"\n"):
-                    kept.append((number, line))
-                else:
-                    warnings.warn(f"{path}: ignored a last line that was cut short", stacklevel=3)
-    except ResultsError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return []
-        raise
-    return [_parse(f"{path}:{number}", line, kind) for number, line in kept]
-
-
-def _shared(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Columns of text with one object for equal words: a hundred launches repeat the same ids."""
-    return {
-        key: [sys.intern(item) if type(item) is str else item for item in value]
-        if isinstance(value, list)
-        else value
-        for key, value in pairs
-    }
-
-
-def _parse(where: str, line: bytes, kind: type[_Line]) -> _Line:
-    try:
-        data = json.loads(line, object_pairs_hook=_shared)
-        if not isinstance(data, dict):
-            raise ValueError(f"found a {type(data).__name__}, a JSON object is needed")
-        version = data.get("history_version")
-        if version != HISTORY_VERSION:
-            raise ResultsError(
-                f"{where}: history_version {version}, this mokbench reads {HISTORY_VERSION}; use "
-                "the version that wrote it, or start a new history folder"
-            )
-        return kind.model_validate(data)
-    except (ValueError, RecursionError) as error:
-        raise ResultsError(
-            f"{where}: not a line of a history: {first_problem(error)}; restore the file from "
-            "version control, nothing is judged from what is left"
-        ) from error

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mokbench.regression.history import Base, History, Series, base_of
-from mokbench.regression.launch import CLOCKED, MARKS, NO_GATE, Launch
+from mokbench.regression.history import History, Series, base_of
+from mokbench.regression.launch import MARKS, NO_GATE, Launch, Readings
 from mokbench.regression.shift import Floats, against_history, between
 from mokbench.regression.verdict import ORDER, Call, Limits, Verdict, decide
 
@@ -42,14 +42,6 @@ class Judged:
     def words(self) -> str:
         """Why, and the mark that every mention of such a row carries."""
         return self.call.why + (f" [{MARKS[self.mark]}]" if self.mark else "")
-
-
-@dataclass(frozen=True)
-class _Side:
-    """Values and clocks of one side, [series, launches]."""
-
-    values: Floats
-    clock_mhz: Floats
 
 
 def judge_history(
@@ -115,8 +107,8 @@ def worst_first(judged: Sequence[Judged]) -> list[Judged]:
 
 
 def _calls(
-    base: "Base | _Side",
-    found: _Side,
+    base: Readings,
+    found: Readings,
     marks: Sequence[str],
     limits: Limits,
     *,
@@ -155,20 +147,14 @@ def _series(
     return list(found), [digest for digest, _ in found.values()], [m for _, m in found.values()]
 
 
-def _side(launches: Sequence[Launch], series: Sequence[Series], digests: Sequence[str]) -> _Side:
-    values = np.full((len(series), len(launches)), np.nan)
-    clocks = np.full((len(series), len(launches)), np.nan)
+def _side(launches: Sequence[Launch], series: Sequence[Series], digests: Sequence[str]) -> Readings:
+    found = Readings.empty(len(series), len(launches))
     for j, launch in enumerate(launches):
-        place = launch.place()
         for i, (cell, metric) in enumerate(series):
-            at = place.get(cell)
-            if at is None or launch.digests[at] != digests[i] or metric not in launch.values:
-                continue
-            value, clock = launch.values[metric][at], launch.clock_mhz[at]
-            values[i, j] = np.nan if value is None else value
-            if value is not None and clock is not None and metric == CLOCKED:
-                clocks[i, j] = clock
-    return _Side(values, clocks)
+            reading = launch.reading(cell, metric, digests[i])
+            if reading is not None:
+                found.put(i, j, reading)
+    return found
 
 
 def _seen(launches: Sequence[Launch]) -> dict[str, set[str]]:

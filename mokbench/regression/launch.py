@@ -4,13 +4,17 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from mokbench.errors import ResultsError
-from mokbench.figures import SHARED_GPU, Figures, Status
+from mokbench.figures import SHARED_GPU, Figures, Status, was_not_finite
 from mokbench.record import Record
+from mokbench.regression.shift import Floats
 from mokbench.results import RunFolder
 
 HISTORY_VERSION = 1
@@ -42,7 +46,8 @@ class Launch(Figures):
     ``values[metric][i]`` is the run-level value of cell i (for step_time_us the median over
     iterations of the maximum over ranks), null where it has none. ``digests`` tell cells apart
     whose options or routing changed under one id. ``flags[metric][id]`` is the verdict of a
-    value that was called SLOWER, FASTER or CLOCK: it never becomes part of a base.
+    value that was called SLOWER, FASTER or CLOCK, or AMBIGUOUS as one of many series though it is
+    slower at 1 % by itself: it never becomes part of a base.
     """
 
     history_version: int = HISTORY_VERSION
@@ -69,16 +74,25 @@ class Launch(Figures):
         if len(set(self.ids)) != len(self.ids):
             raise ValueError("an id stands in it twice")
         for name, column in {**self.values, "clock_mhz": self.clock_mhz}.items():
-            if any(v is not None and not (math.isfinite(v) and v > 0) for v in column):
-                raise ValueError(f"{name} holds a value that is not a positive number")
+            for cell, value in zip(self.ids, column, strict=True):
+                if value is not None and not (math.isfinite(value) and value > 0):
+                    raise ValueError(
+                        f"{cell}: {name} is {value}, a finite number above 0 is needed"
+                    )
         return self
 
     @classmethod
     def of(cls, run: RunFolder, commit: str | None = None) -> Self:
-        """Read a run's rows. Raises ResultsError for a run that has none or cannot be read."""
+        """Read a run's rows. Raises ResultsError for none, or for rows that are broken."""
         records = run.records()
         if not records:
             raise ResultsError(f"{run.path}: has no rows; nothing can be judged")
+        for record in records:
+            if problem := _unmeasured(record):
+                raise ResultsError(
+                    f"{run.path}: {record.id}: {problem}; nothing is judged from a broken run: "
+                    "measure it again or leave it out"
+                )
         columns: dict[str, Any] = {
             "ids": [r.id for r in records],
             "digests": [_digest(r) for r in records],
@@ -104,20 +118,51 @@ class Launch(Figures):
             **columns,
         )
 
-    def place(self) -> dict[str, int]:
+    def reading(self, cell: str, metric: str, digest: str) -> tuple[float, float] | None:
+        """Value and SM clock (MHz; NaN where it is not the value's own) of a cell of ``digest``.
+
+        Null where the launch has none, or measured something else under that id.
+        """
+        at = self._place.get(cell)
+        if at is None or self.digests[at] != digest or metric not in self.values:
+            return None
+        value, clock = self.values[metric][at], self.clock_mhz[at]
+        if value is None:
+            return None
+        return value, math.nan if clock is None or metric != CLOCKED else clock
+
+    @cached_property
+    def _place(self) -> dict[str, int]:
         """Position of each id in the columns."""
         return {name: i for i, name in enumerate(self.ids)}
 
 
-def refuse_unfinished(run: RunFolder) -> None:
-    """Raise ResultsError for a run that goes on or stopped half way: its rows are a selection."""
-    if run.meta.status == "running":
-        raise ResultsError(f"{run.path}: is still being measured; wait for it to end")
-    if run.meta.status == "interrupted":
-        raise ResultsError(
-            f"{run.path}: was interrupted; finish it (mokbench run --resume {run.path}) or leave "
-            "it out"
-        )
+@dataclass(frozen=True)
+class Readings:
+    """Values and their SM clocks in MHz, both [series, launches]; NaN where there is none."""
+
+    values: Floats
+    clock_mhz: Floats
+
+    @classmethod
+    def empty(cls, num_series: int, num_launches: int) -> Self:
+        """No value yet; the arrays are there to be filled in."""
+        shape = (num_series, num_launches)
+        return cls(np.full(shape, np.nan), np.full(shape, np.nan))
+
+    def put(self, series: int, launch: int, reading: tuple[float, float]) -> None:
+        """Fill in one launch's value and clock."""
+        self.values[series, launch], self.clock_mhz[series, launch] = reading
+
+
+def _unmeasured(record: Record) -> str | None:
+    """Say which judged figure of an ok row is a hole that the measurement left, and why."""
+    if record.status != "ok":
+        return None
+    for name in METRICS:
+        if note := was_not_finite(record.notes, name):
+            return note
+    return "is ok and has no step_time_us" if record.step_time_us is None else None
 
 
 def _value(record: Record, name: str) -> float | None:
@@ -144,7 +189,7 @@ def _digest(record: Record) -> str:
 
 def _short(value: float | None) -> float | None:
     """Nine digits: far below any noise, and a third of the file."""
-    return None if value is None or value <= 0 else float(f"{value:.9g}")
+    return None if value is None else float(f"{value:.9g}")
 
 
 def one_kind(launches: Iterable[Launch]) -> tuple[str, int]:

@@ -45,7 +45,21 @@ def headline(checked: Checked) -> str:
         parts.append(f"{units.count(checked.recorded, 'run')} recorded")
     if checked.accepted:
         parts.append(f"new level accepted of {len(checked.accepted)} series")
+    if short := short_level(checked):
+        parts.append(short)
     return "; ".join(parts)
+
+
+def short_level(checked: Checked) -> str | None:
+    """Say that an accepted level has too few launches to judge anything by; null where not."""
+    if not checked.level_lacks:
+        return None
+    least = checked.limits.least_base
+    return (
+        f"the new level has {least - checked.level_lacks} of the {least} launches that a base "
+        f"needs: its series are INSUFFICIENT, and pass, until {checked.level_lacks} more are "
+        "recorded"
+    )
 
 
 def tally(judged: Iterable[Judged]) -> str:
@@ -162,6 +176,7 @@ def check_json(checked: Checked, strict: bool) -> dict[str, Any]:
         "confirmed": checked.confirmed,
         "recorded": checked.recorded,
         "accepted": checked.accepted,
+        "level_lacks": checked.level_lacks,
         "limits": asdict(checked.limits),
         "series": as_json(checked.judged),
     }

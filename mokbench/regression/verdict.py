@@ -13,6 +13,7 @@ from scipy.special import stdtrit
 from scipy.stats import false_discovery_control
 
 from mokbench.regression.shift import Floats, Shifts, median_variance
+from mokbench.stats import EFFECT_FLOOR
 
 LEAST_BASE = 5
 LEAST_CANDIDATE = 3
@@ -51,7 +52,7 @@ class Limits:
     ``confidence``: of the interval that has to lie within twice the floor for SAME.
     """
 
-    floor: float = 0.02
+    floor: float = EFFECT_FLOOR
     alpha: float = 0.01
     confidence: float = 0.95
     least_base: int = LEAST_BASE
@@ -180,7 +181,11 @@ def _further(call: Call, limits: Limits) -> str:
 
 
 def _unmoved(shifts: Shifts, cycles: Shifts | None, limits: Limits) -> NDArray[np.bool_]:
-    """Where the cycles are known and did not move the way the time did."""
+    """Where the cycles are known and did not move the way the time did.
+
+    A clock that is read with noise makes cycles uncertain, which is no word for the clock: they
+    must also have moved by less than half of what the time did.
+    """
     if cycles is None:
         return np.zeros(len(shifts.log_ratio), dtype=np.bool_)
     known = np.isfinite(cycles.ratio) & np.isfinite(cycles.error) & (cycles.df > 0)
@@ -189,7 +194,8 @@ def _unmoved(shifts: Shifts, cycles: Shifts | None, limits: Limits) -> NDArray[n
     up = shifts.log_ratio > 0
     p = np.where(up, cycles.p_above(), cycles.p_below())
     far = np.where(up, cycles.ratio, 1 / cycles.ratio) >= 1 + limits.floor
-    return np.asarray(known & ~(far & (p <= limits.alpha)))
+    mostly_clock = np.where(up, 1, -1) * cycles.log_ratio < 0.5 * np.abs(shifts.log_ratio)
+    return np.asarray(known & mostly_clock & ~(far & (p <= limits.alpha)))
 
 
 def _adjusted(p: Floats, known: NDArray[np.bool_]) -> Floats:

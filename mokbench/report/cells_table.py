@@ -7,6 +7,9 @@ from mokbench.record import Record
 from mokbench.report import units, wording
 from mokbench.report.rows import Row, Rows
 
+# Characters of a cell from which on a column may wrap.
+_LONG = 24
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -14,6 +17,21 @@ class Cell:
 
     text: str
     sort: float | None = None
+
+    @property
+    def key(self) -> str | None:
+        """``sort`` in six digits; null where the text is, or begins with, that very number.
+
+        Ten thousand rows of a dozen figures are megabytes, and most texts sort by themselves.
+        """
+        if self.sort is None:
+            return None
+        key = f"{self.sort:.6g}"
+        first = self.text.split(" (")[0]
+        try:
+            return None if float(first) == float(key) else key
+        except ValueError:  # a unit behind it, which the number alone would not sort by
+            return key
 
 
 @dataclass(frozen=True)
@@ -31,6 +49,20 @@ class Grid:
 
     headings: tuple[Heading, ...]
     lines: tuple[tuple[Cell, ...], ...]
+
+    @property
+    def look(self) -> str:
+        """Classes that say it once a table and not in each cell: nI of figures, lI of long text.
+
+        I counts columns from 1.
+        """
+        figures = [f"n{i}" for i, heading in enumerate(self.headings, 1) if heading.figure]
+        long = [
+            f"l{i}"
+            for i, heading in enumerate(self.headings, 1)
+            if not heading.figure and any(len(line[i - 1].text) > _LONG for line in self.lines)
+        ]
+        return " ".join(figures + long)
 
 
 def marks(record: Record) -> str:
@@ -59,7 +91,7 @@ def _of_peak(record: Record) -> Cell:
     return _number(record.tflops_per_gpu / record.peak_tflops, units.quotient)
 
 
-_COLUMNS: tuple[tuple[Heading, Callable[[Row], Cell]], ...] = (
+COLUMNS: tuple[tuple[Heading, Callable[[Row], Cell]], ...] = (
     (Heading("model", False, True), lambda row: _words(row.record.model)),
     (Heading("system", False, True), lambda row: _words(row.record.name)),
     (Heading("ranks", True, True), lambda row: _number(row.record.ranks, _whole)),
@@ -116,14 +148,14 @@ def not_measured(rows: Rows) -> Grid:
 
 
 def _grid(shown: Sequence[Row], rows: Rows) -> Grid:
-    lines = [tuple(cell(row) for _, cell in _COLUMNS) for row in shown]
+    lines = [tuple(cell(row) for _, cell in COLUMNS) for row in shown]
     several = len(rows.runs) > 1
     keep = [
         i
-        for i, (heading, _) in enumerate(_COLUMNS)
+        for i, (heading, _) in enumerate(COLUMNS)
         if any(line[i].text not in ("", units.NOTHING) for line in lines)
         and (heading.title != "run" or several)
     ]
     return Grid(
-        tuple(_COLUMNS[i][0] for i in keep), tuple(tuple(line[i] for i in keep) for line in lines)
+        tuple(COLUMNS[i][0] for i in keep), tuple(tuple(line[i] for i in keep) for line in lines)
     )

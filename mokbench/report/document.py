@@ -11,6 +11,7 @@ from mokbench.report.rows import Rows
 from mokbench.report.signaling import min_step_table, signaling_tables
 from mokbench.report.slowdown import slowdown_tables
 from mokbench.report.tables import Table, note_counts, problem_table, uncompared, workload_tables
+from mokbench.run_checks import older_method
 
 _MAX_NOTES = 10
 
@@ -79,7 +80,9 @@ def _escape(text: str) -> str:
 def _warnings(rows: Rows) -> list[str]:
     """Collect what must be read before any figure."""
     measured = [row.record for row in rows.rows if row.record.status == "ok"]
-    lines = [wording.HOST] if any(row.record.fabric == "host" for row in rows.rows) else []
+    older = older_method(rows.method_version)
+    lines = [older] if older else []
+    lines += [wording.HOST] if any(row.record.fabric == "host" for row in rows.rows) else []
     lines += wording.marks(measured, rows.machine)
     if not rows.rows:
         lines.append("This run has no rows yet.")

@@ -1,7 +1,7 @@
 """A report as one HTML file: no network, no other file, readable on paper and on a phone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -10,13 +10,13 @@ import jinja2
 
 from mokbench import __version__
 from mokbench.machine import Machine
-from mokbench.record import METHOD_VERSION
-from mokbench.report import cells_table, charts, units, winners, wording
+from mokbench.report import cells_table, charts, glossary, units, winners, wording
 from mokbench.report.cells_table import Cell, Grid, Heading
 from mokbench.report.charts import KINDS
 from mokbench.report.document import Section, sections
 from mokbench.report.rows import Rows, gather
 from mokbench.results import RunFolder
+from mokbench.run_checks import older_method
 
 TITLES = {
     "step_time": "Step time by system",
@@ -45,8 +45,9 @@ _METHOD = (
     "A step time is the maximum over ranks of each pass, then the median over passes, with the "
     "95 % interval of that median over blocks: how well this run knows it, not how another day or "
     "machine would differ.",
-    "docs/metrics.md of mokbench has every formula.",
 )
+
+_MOST_TABLES = 60
 
 
 @dataclass(frozen=True)
@@ -68,23 +69,30 @@ def html(runs: Sequence[RunFolder]) -> str:
         drawings[kind].append(Drawing(title, inline(figure, f"c{number}-")))
     records = [row.record for row in rows.rows]
     won = winners.wins(rows)
+    fastest, cells = _wins(won), cells_table.measured(rows)
+    titles = [heading.title for grid in (fastest, cells) if grid.lines for heading in grid.headings]
     return page(
         "report.html.j2",
         title=", ".join(dict.fromkeys(meta.name for _, meta in rows.runs)),
         runs=wording.runs(rows),
-        marks=wording.marks([r for r in records if r.status == "ok"], rows.machine),
+        marks=[
+            *filter(None, [older_method(rows.method_version)]),
+            *wording.marks([r for r in records if r.status == "ok"], rows.machine),
+        ],
         unsettled=wording.unsettled(rows.rows),
         verdict=winners.sentences(rows, won),
-        wins=_wins(won),
+        wins=fastest,
         charts=drawings,
         titles=TITLES,
         absent=ABSENT,
-        cells=cells_table.measured(rows),
+        reading=glossary.CHARTS,
+        glossary=glossary.explained(titles),
+        cells=cells,
         missing=cells_table.not_measured(rows),
         sections=_sections(rows),
         environment=environment(rows.machine),
         configs=[(name, meta) for name, meta in rows.runs],
-        method=(f"Method version {METHOD_VERSION}.", *_METHOD, *_conditions(rows)),
+        method=(f"Method version {rows.method_version}.", *_METHOD, *_conditions(rows)),
     )
 
 
@@ -96,8 +104,9 @@ def page(template: str, **values: Any) -> str:
         .get_template(template)
         .render(
             style=(folder / "style.css").read_text(encoding="utf-8"),
-            script=(folder / "tables.js").read_text(encoding="utf-8"),
+            script=(folder / "page.js").read_text(encoding="utf-8"),
             version=__version__,
+            meaning=glossary.COLUMNS,
             **values,
         )
     )
@@ -129,7 +138,16 @@ def environment(machine: Machine) -> list[tuple[str, str]]:
 def _sections(rows: Rows) -> list[Section]:
     """What the other formats say too and the page has no table of its own for."""
     own = ("", "Step time", "Not measured")
-    return [section for section in sections(rows) if section.title not in own]
+    return [_short(section) for section in sections(rows) if section.title not in own]
+
+
+def _short(section: Section) -> Section:
+    """As many tables as anyone scrolls through; what is left out is said."""
+    more = len(section.tables) - _MOST_TABLES
+    if more <= 0:
+        return section
+    said = f"{units.count(more, 'more table')} of this kind: --format json has their figures."
+    return replace(section, tables=section.tables[:_MOST_TABLES], lines=(*section.lines, said))
 
 
 def _wins(won: Sequence[winners.Win]) -> Grid:
@@ -137,7 +155,7 @@ def _wins(won: Sequence[winners.Win]) -> Grid:
     headings = (
         Heading("workload", False),
         Heading("regime", False, True),
-        Heading("fastest", False, True),
+        Heading("least step time", False, True),
         Heading("step us (95 % CI)"),
         Heading("verdict", False, True),
         Heading("others: times as long (95 % CI)", False),
@@ -158,11 +176,7 @@ def _wins(won: Sequence[winners.Win]) -> Grid:
                 Cell(wording.regime(record)),
                 Cell(record.name),
                 Cell(units.step(time), None if time is None else time.median),
-                Cell(
-                    {"faster": "fastest", "open": "no difference shown", "alone": "alone"}[
-                        win.outcome
-                    ]
-                ),
+                Cell({"faster": "fastest", "open": "not settled", "alone": "alone"}[win.outcome]),
                 Cell(behind or units.NOTHING),
                 Cell(win.why),
             )

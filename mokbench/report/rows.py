@@ -12,6 +12,7 @@ from mokbench.figures import SignalPoint
 from mokbench.machine import Machine
 from mokbench.record import Record
 from mokbench.results import RunFolder
+from mokbench.run_checks import refuse_stale_key, refuse_torn, refuse_unknown_method
 from mokbench.run_meta import RunMeta
 
 
@@ -77,11 +78,16 @@ class Rows:
 def gather(runs: Sequence[RunFolder]) -> Rows:
     """Read runs that may stand in one report.
 
-    Raises ResultsError when they are of different machines or method versions: their figures
-    must never be mixed, so each needs a report of its own.
+    Raises ResultsError when they are of different machines or method versions (their figures
+    must never be mixed, so each needs a report of its own), of a method version that this
+    mokbench does not know, or broken.
     """
     if not runs:
         raise ResultsError("no run to report")
+    for run in runs:
+        refuse_torn(run)
+        if len(runs) > 1:
+            refuse_stale_key(run.path / "run.json", run.meta.machine)
     first = runs[0].meta
     for run in runs[1:]:
         if run.meta.method_version != first.method_version:
@@ -94,6 +100,7 @@ def gather(runs: Sequence[RunFolder]) -> Rows:
                 f"{runs[0].path} and {run.path} are of two machines "
                 f"({first.machine.differences(run.meta.machine)}); report them apart"
             )
+    refuse_unknown_method(runs[0])
     names = _names(runs)
     return Rows(
         machine=first.machine,

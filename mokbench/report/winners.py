@@ -12,6 +12,7 @@ from mokbench.report.comparison import Comparison, compare, may_compare
 from mokbench.report.rows import Row, Rows, Workload
 
 _MOST_REASONS = 4
+NO_MOK = "No row of mok was measured: the others are compared with one another."
 Outcome = Literal["faster", "open", "alone"]
 
 
@@ -19,8 +20,9 @@ Outcome = Literal["faster", "open", "alone"]
 class Win:
     """The fastest row of a workload, regime and link, and the next one.
 
-    ``outcome``: ``faster`` where the interval of rows in one turn excludes 1, ``open`` where it
-    does not or there is none, ``alone`` without a second row. ``behind`` compares every other row
+    ``outcome``: ``faster`` where it is faster than each other row by the effect floor or more, and
+    the interval of rows in one turn excludes 1; ``open`` where one of them is not shown to be
+    slower, ``alone`` without a second row. ``behind`` compares every other row
     with the fastest (other over fastest), the next one first; ``why`` is about the last of them.
     """
 
@@ -56,11 +58,11 @@ def _win(ordered: Sequence[Row]) -> Win:
     if not behind:
         return Win(work, best, "alone")
     why = reason(best.record, behind[-1].mok.record)
-    return Win(work, best, "faster" if _sure(behind[0]) else "open", behind, why)
+    return Win(work, best, "faster" if all(map(_sure, behind)) else "open", behind, why)
 
 
 def _sure(pair: Comparison) -> bool:
-    return pair.basis == "turn" and pair.ratio.low is not None and pair.ratio.low > 1.0
+    return pair.basis == "turn" and pair.ratio.is_resolved and pair.ratio.value > 1.0
 
 
 def reason(fast: Record, slow: Record) -> str:
@@ -103,7 +105,8 @@ def sentences(rows: Rows, found: Sequence[Win]) -> list[str]:
     if not lines:
         lines.append("No row was measured; the reasons are below.")
     elif not any(row.record.system == "mok" for row in rows.with_status("ok")):
-        lines.append("No row of mok was measured: the others are compared with one another.")
+        # First: who reads on takes the fastest of the others for an answer about mok.
+        lines.insert(0, NO_MOK)
     return lines + [_missing(*item) for item in _reasons(rows).most_common(_MOST_REASONS)]
 
 
@@ -133,16 +136,21 @@ def _sentence(key: tuple[str, str, str], found: Sequence[Win], rows: Rows) -> st
     unsettled = [win for win in found if win.outcome == "open"]
     if unsettled:
         pairs = dict.fromkeys(
-            " and ".join(sorted((win.fastest.record.name, win.behind[0].mok.record.name)))
+            " and ".join(sorted((win.fastest.record.name, pair.mok.record.name)))
             for win in unsettled
+            for pair in win.behind
+            if not _sure(pair)
         )
-        parts.append(f"no difference shown in {len(unsettled)} between {', '.join(pairs)}")
+        parts.append(
+            f"no difference of {wording.FLOOR} or more shown in {len(unsettled)} between "
+            + ", ".join(pairs)
+        )
     slower: dict[str, list[float]] = {}
     for pair in (pair for win in found for pair in win.behind if _sure(pair)):
         slower.setdefault(pair.mok.record.name, []).append(pair.ratio.value)
     for name, ratios in slower.items():
         span = " to ".join(dict.fromkeys(map(units.quotient, (min(ratios), max(ratios)))))
-        parts.append(f"{name} takes {span} times as long as the fastest in {len(ratios)}")
+        parts.append(f"{name} takes {span} times the least step time in {len(ratios)}")
     alone = [win for win in found if win.outcome == "alone"]
     if alone:
         names = ", ".join(dict.fromkeys(win.fastest.record.name for win in alone))

@@ -8,7 +8,7 @@ from mokbench.record import Record
 from mokbench.report import units
 from mokbench.report.comparison import Comparison
 from mokbench.report.rows import Row, Rows, Workload
-from mokbench.stats import interval_ranks
+from mokbench.stats import EFFECT_FLOOR, interval_ranks
 
 HOST = (
     "Host fabric: a check of the protocol on shared memory. It compares mok with push only, "
@@ -16,6 +16,7 @@ HOST = (
     "performance verdict."
 )
 SEPARATE = "separate medians, not measured in turn"
+FLOOR = f"{100 * EFFECT_FLOOR:g} %"
 AGAINST = "mok us / row us (95 % CI)"
 LEGEND = (
     "mok us / row us: step time of mok divided by the step time of the row it stands in (below 1: "
@@ -163,13 +164,13 @@ def _ratio(found: Comparison) -> str:
 
 
 def _verdict(found: Comparison, mok: str, other: str) -> str:
-    low, high = found.ratio.low, found.ratio.high
-    if found.basis == "separate" or low is None or high is None:
+    ratio = found.ratio
+    if found.basis == "separate" or ratio.low is None:
         return f"too little for a verdict on {mok} and {other}"
-    if high < 1.0:
-        return f"{mok} is faster"
-    if low > 1.0:
-        return f"{mok} is slower"
+    if ratio.is_resolved:
+        return f"{mok} is {'faster' if ratio.value < 1.0 else 'slower'}"
+    if ratio.excludes_one:
+        return f"{mok} and {other} differ by less than {FLOOR}"
     return f"no difference shown between {mok} and {other}"
 
 

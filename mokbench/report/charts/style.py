@@ -60,6 +60,7 @@ _THEMED = {
     "#dddddd": "var(--line)",
     "#ffffff": "var(--paper)",
 }
+_PLACES = re.compile(r' (?:d|x|y|width|height|transform)="[^"]*"')
 # Half a second a figure: more of them and a report of 10 000 rows takes a minute.
 _LARGE, _FEW_FIGURES = 2000, 1
 _LINE_INCHES = 0.19
@@ -193,7 +194,8 @@ def from_zero_or_log(axes: Axes, values: Sequence[float]) -> None:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
     else:
-        axes.set_ylim(bottom=0)
+        # Above every point, so that no marker is cut in half by the frame.
+        axes.set_ylim(0, max(axes.get_ylim()[1], 1.08 * max(values, default=0.0)) or None)
 
 
 def save(figure: Figure, folder: Path, stem: str, taken: Container[Path]) -> list[Path]:
@@ -241,6 +243,8 @@ def inline(figure: Figure, prefix: str) -> str:
     text = text.replace("<svg ", f"<svg{size} ", 1)
     text = re.sub(r'\bid="', f'id="{prefix}', text)
     text = re.sub(r'(href="#|url\(#)', rf"\1{prefix}", text)
+    # Hundredths of a point: more digits are a quarter of the file and cannot be seen.
+    text = _PLACES.sub(lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), text)
     for plain, themed in _THEMED.items():
         text = text.replace(plain, themed)
     return re.sub(r" {2,}", " ", text)

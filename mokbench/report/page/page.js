@@ -1,4 +1,31 @@
 "use strict";
+// A chart fits the page's width; one that had to shrink for it gets a button that draws it at its
+// full size, to be scrolled.
+const shrunk = (svg) => svg.clientWidth + 1 < (svg.viewBox.baseVal.width * 4) / 3;
+const charts = [...document.querySelectorAll(".chart")].map((chart) => {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "enlarge";
+  const say = () => {
+    const large = chart.classList.contains("large");
+    button.textContent = large ? "fit to width" : "full size";
+    button.setAttribute("aria-pressed", String(large));
+  };
+  button.addEventListener("click", () => {
+    chart.classList.toggle("large");
+    say();
+  });
+  say();
+  chart.after(button);
+  return [chart, button];
+});
+const offer = () => {
+  for (const [chart, button] of charts) {
+    button.hidden = !chart.classList.contains("large") && !shrunk(chart.querySelector("svg"));
+  }
+};
+window.addEventListener("resize", offer);
+offer();
 // Sorting by a click on a heading, filters by text and by the values of marked columns. Without
 // scripts the tables are whole and in the report's order.
 for (const table of document.querySelectorAll("table.sortable")) {
@@ -7,7 +34,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   const headings = [...table.tHead.rows[0].cells];
   const value = (row, i) => {
     const cell = row.cells[i];
-    if (cell.dataset.sort !== undefined) return Number(cell.dataset.sort);
+    if (cell.dataset.s !== undefined) return Number(cell.dataset.s);
     const text = cell.textContent.trim();
     if (!headings[i].classList.contains("n")) return text;
     const number = Number.parseFloat(text.replace("~", ""));

@@ -1,0 +1,64 @@
+"""The command line's outermost layer: what becomes of output that cannot be written."""
+
+import contextlib
+import errno
+import sys
+from typing import Any, NoReturn
+
+import click
+
+EXIT_NOT_WRITTEN = 2
+# A full disk, a quota, a limit on a file's size, a terminal or mount that went away.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+class CommandGroup(click.Group):
+    """Commands whose standard output may be full or closed: one line on it, and no traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; that a reader left (``| head``) is no error."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            sys.exit(0)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command and see its output written.
+
+        Exits with ``EXIT_NOT_WRITTEN`` where a command that went well could not write it, and
+        with the command's own code where a reader left.
+        """
+        try:
+            return super().main(*args, **kwargs)
+        except SystemExit as end:
+            # Here what is left in a buffer can still be reported; at the interpreter's end not.
+            if (error := _flush()) is not None:
+                _give_up(error, end.code)
+            raise
+        except OSError as error:
+            # What names a file is about that file, and a fault of ours that nobody caught.
+            if error.errno not in _NO_ROOM or error.filename is not None:
+                raise
+            _give_up(error, 0)
+
+
+def _flush() -> OSError | None:
+    """Write what standard output still holds; the error where that fails."""
+    try:
+        if sys.stdout is not None and not sys.stdout.closed:
+            sys.stdout.flush()
+    except OSError as error:
+        return error
+    return None
+
+
+def _give_up(error: OSError, code: int | str | None) -> NoReturn:
+    with contextlib.suppress(OSError):
+        # Closed, it is not flushed, and complained about, once more at the interpreter's end.
+        sys.stdout.close()
+    if isinstance(error, BrokenPipeError):
+        sys.exit(code)
+    with contextlib.suppress(OSError):
+        why = error.strerror or str(error)
+        click.echo(f"writing the output failed: {why}; what was printed is not whole", err=True)
+    sys.exit(code or EXIT_NOT_WRITTEN)

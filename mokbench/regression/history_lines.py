@@ -1,0 +1,140 @@
+"""Reading a history's files: which lines are still needed, and what each holds.
+
+A file grows for years and holds launches of several configs. How far back a series must be known
+is a matter of that series, so a line is read while one of its cells has too few newer launches.
+"""
+
+import hashlib
+import json
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from mokbench.durable import as_results_error
+from mokbench.errors import ResultsError
+from mokbench.figures import Figures, first_problem
+from mokbench.regression.launch import HISTORY_VERSION, Launch
+
+# Launches of a series that count as base; older ones measured another machine room.
+WINDOW = 30
+# Launches of each cell that are read in any case, for charts and change points. Beyond them only
+# what a cell still lacks as base: a slowdown that nobody mends must not run out of base and pass.
+MOST_READ = 100
+# Finding a line's launch, cells and flags is a hundredth of the work of reading it.
+_LAUNCH = re.compile(rb'"launch": ?"([0-9a-f]+)"')
+_IDS = re.compile(rb'"ids": ?(\[.*?\]), ?"digests"')
+_FLAGS = re.compile(rb'"flags": ?(\{.*\})\}\s*$')
+
+_Line = TypeVar("_Line", bound=Figures)
+
+
+class _Seen(NamedTuple):
+    """A line by its number: its launch, its cells, those that are flagged in it.
+
+    ``ids`` is empty where they do not stand out.
+    """
+
+    number: int
+    launch: str
+    ids: tuple[str, ...]
+    flagged: frozenset[str] = frozenset()
+
+
+def read_all(path: Path, kind: type[_Line]) -> list[_Line]:
+    """Every line of a file; none where it does not exist. ResultsError for one that is none."""
+    return [parse(f"{path}:{number}", line, kind) for number, line in _whole_lines(path)]
+
+
+def read_launches(path: Path, keep: Collection[str] = ()) -> list[Launch]:
+    """Launches that some cell needs and those named in ``keep``, oldest first.
+
+    A cell needs its last ``MOST_READ``, and earlier ones while its base is not full. Raises
+    ResultsError for a line that is none, of another version or not readable.
+    """
+    shared: dict[bytes, tuple[str, ...]] = {}
+    lines = [_look(number, line, shared) for number, line in _whole_lines(path)]
+    wanted = _wanted(lines, keep)
+    return [
+        parse(f"{path}:{number}", line, Launch)
+        for number, line in _whole_lines(path, warn=False)
+        if number in wanted
+    ]
+
+
+def _wanted(lines: list[_Seen], keep: Collection[str]) -> set[int]:
+    """Numbers of the lines to read. What does not look like a launch is, so that it is refused."""
+    newer: Counter[str] = Counter()
+    base: Counter[str] = Counter()
+    wanted = set()
+    for line in reversed(lines):
+        needed = not line.ids or any(
+            newer[cell] < MOST_READ or (base[cell] < WINDOW and cell not in line.flagged)
+            for cell in line.ids
+        )
+        if needed or line.launch in keep:
+            wanted.add(line.number)
+            newer.update(line.ids)
+            base.update(cell for cell in line.ids if cell not in line.flagged)
+    return wanted
+
+
+def _look(number: int, line: bytes, shared: dict[bytes, tuple[str, ...]]) -> _Seen:
+    """Find what ``_Seen`` has; equal lists of cells become one object in ``shared``."""
+    launch, ids, flags = (pattern.search(line) for pattern in (_LAUNCH, _IDS, _FLAGS))
+    if launch is None or ids is None:
+        return _Seen(number, "", ())
+    key = hashlib.sha256(ids[1]).digest()
+    try:
+        if key not in shared:
+            shared[key] = tuple(sys.intern(str(cell)) for cell in json.loads(ids[1]))
+        by_metric = json.loads(flags[1]) if flags else {}
+        flagged = frozenset(cell for cells in by_metric.values() for cell in cells)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return _Seen(number, "", ())
+    return _Seen(number, launch[1].decode(), shared[key], flagged)
+
+
+def _whole_lines(path: Path, warn: bool = True) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines; a torn last one is passed over with a warning."""
+    if not path.exists():
+        return
+    with as_results_error(path, "reading", "make it readable"), path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n"):
+                yield number, line
+            elif warn:
+                warnings.warn(f"{path}: ignored a last line that was cut short", stacklevel=4)
+
+
+def parse(where: str, line: bytes, kind: type[_Line]) -> _Line:
+    """Read one line; ``where`` (file:line) goes into the ResultsError for a bad one."""
+    try:
+        data = json.loads(line, object_pairs_hook=_shared)
+        if not isinstance(data, dict):
+            raise ValueError(f"found a {type(data).__name__}, a JSON object is needed")
+        version = data.get("history_version")
+        if version != HISTORY_VERSION:
+            raise ResultsError(
+                f"{where}: history_version {version}, this mokbench reads {HISTORY_VERSION}; use "
+                "the version that wrote it, or start a new history folder"
+            )
+        return kind.model_validate(data)
+    except (ValueError, RecursionError) as error:
+        raise ResultsError(
+            f"{where}: not a line of a history: {first_problem(error)}; restore the file from "
+            "version control, nothing is judged from what is left"
+        ) from error
+
+
+def _shared(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Columns of text with one object for equal words: a hundred launches repeat the same ids."""
+    return {
+        key: [sys.intern(item) if type(item) is str else item for item in value]
+        if isinstance(value, list)
+        else value
+        for key, value in pairs
+    }

@@ -1,0 +1,117 @@
+"""What a stored row's figures must be: a broken one is an error, never a quiet gap.
+
+The writer stores null for what it could not measure, so a row that holds NaN, an infinity or a
+negative time was damaged or written by hand, and no verdict may rest on it.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from mokbench.figures import Quantity, StepTime
+
+if TYPE_CHECKING:
+    from mokbench.record import Record
+
+# Nothing takes no time, and no clock stands still: docs/metrics.md, "null, never 0".
+_ABOVE_ZERO = (
+    "min_step_us",
+    "signal_ready_us",
+    "dispatch_us",
+    "combine_us",
+    "peak_memory_bytes",
+    "sm_clock_mhz",
+    "roofline_us",
+    "roofline_ratio",
+    "peak_tflops",
+    "link_peak_gbs",
+)
+_NOT_BELOW_ZERO = (
+    "rank_spread_us",
+    "tflops_per_gpu",
+    "tokens_per_s",
+    "signal_hop_us",
+    "local_hop_us",
+    "signal_entry_us",
+    "wire_bytes",
+    "useful_bytes",
+    "physical_bytes",
+    "link_utilization",
+    "wire_utilization",
+    "dispatch_link_utilization",
+    "combine_link_utilization",
+    "t_first_us",
+    "noise",
+    "rel_error",
+    "nan_count",
+)
+
+
+def not_finite(data: Mapping[str, Any]) -> str | None:
+    """Say where a parsed JSON row holds NaN or an infinity, and which; null where nowhere."""
+    for key, item in data.items():
+        for path, value in _numbers(key, item):
+            if not math.isfinite(value):
+                return f"{path} is {value}, a finite number is needed"
+    return None
+
+
+def implausible(record: "Record") -> str | None:
+    """Say which figure of a row cannot be, with its value; null for a sound row."""
+    if (step := record.step_time_us) is not None and (problem := _step_problem(step)):
+        return problem
+    for name in _ABOVE_ZERO:
+        value = getattr(record, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            return f"{name} is {value}, a finite number above 0 is needed"
+    for name in _NOT_BELOW_ZERO:
+        value = getattr(record, name)
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            return f"{name} is {value}, a finite number that is not negative is needed"
+    for i, value in enumerate(record.block_us):
+        if not (math.isfinite(value) and value > 0):
+            return f"block_us[{i}] is {value}, a finite number above 0 is needed"
+    for name, quantity in record.signal_detail.items():
+        if problem := quantity_problem(name, quantity):
+            return problem
+    return None
+
+
+def _step_problem(step: StepTime) -> str | None:
+    """Times above 0, in the order that order statistics have: a digit cut off breaks it."""
+    for name in ("median", "p95", "min", "ci_low", "ci_high"):
+        value = getattr(step, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            return f"step_time_us.{name} is {value}, a finite number above 0 is needed"
+    if step.n < 1:
+        return f"step_time_us.n is {step.n}, a median needs a sample"
+    if not step.min <= step.median <= step.p95:
+        return (
+            f"step_time_us.median is {step.median}, outside its own min {step.min} and "
+            f"p95 {step.p95}"
+        )
+    low = step.median if step.ci_low is None else step.ci_low
+    high = step.median if step.ci_high is None else step.ci_high
+    if not low <= step.median <= high:
+        return f"step_time_us.median is {step.median}, outside its own interval {low} to {high}"
+    return None
+
+
+def quantity_problem(name: str, quantity: Quantity) -> str | None:
+    """Say which part of a signaling figure cannot be, with its value; null for a sound one."""
+    for part in ("median", "p99", "ci_low", "ci_high"):
+        value = getattr(quantity, part)
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            return f"{name}.{part} is {value}, a finite number that is not negative is needed"
+    return None
+
+
+def _numbers(path: str, value: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(value, float):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _numbers(f"{path}.{key}", item)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _numbers(f"{path}[{i}]", item)

@@ -1,0 +1,69 @@
+"""What a run folder must be before its figures are held against others."""
+
+from mokbench.durable import whole_lines
+from mokbench.errors import ResultsError
+from mokbench.machine import Machine
+from mokbench.record import METHOD_VERSION
+from mokbench.results import RunFolder
+
+
+def refuse_unfinished(run: RunFolder) -> None:
+    """Raise ResultsError for a run that goes on or stopped half way: its rows are a selection."""
+    if run.meta.status == "running":
+        raise ResultsError(f"{run.path}: is still being measured; wait for it to end")
+    if run.meta.status == "interrupted":
+        raise ResultsError(
+            f"{run.path}: was interrupted; finish it (mokbench run --resume {run.path}) or leave "
+            "it out"
+        )
+
+
+def refuse_torn(run: RunFolder) -> None:
+    """Raise ResultsError where a run that ended has a last row without its end.
+
+    Only a crash in the middle of a run leaves one, and that run says so: here the file was cut.
+    """
+    if run.meta.status in ("running", "interrupted"):
+        return
+    torn = whole_lines(run.path / "records.jsonl")[1]
+    if torn:
+        raise ResultsError(
+            f"{run.path / 'records.jsonl'}: the run ended, but its last row is cut short; restore "
+            f"the file, or measure that cell again: mokbench run --resume {run.path}"
+        )
+
+
+def refuse_stale_key(where: object, machine: Machine) -> None:
+    """Raise ResultsError where a machine's stored key is not that of what it says about itself.
+
+    A key that stayed while the driver or a version changed would be held against another
+    machine's figures. ``where`` is the file.
+    """
+    found = machine.computed_key()
+    if machine.key != found:
+        raise ResultsError(
+            f"{where}: its machine key {machine.key or '(none)'} is not that of the machine it "
+            f"describes ({found}): the file was changed, or another version of mokbench made it; "
+            "measure again with this one"
+        )
+
+
+def refuse_unknown_method(run: RunFolder) -> None:
+    """Raise ResultsError for a method version of which this mokbench has no definitions."""
+    found = run.meta.method_version
+    if not 1 <= found <= METHOD_VERSION:
+        known = "1" if METHOD_VERSION == 1 else f"1 to {METHOD_VERSION}"
+        raise ResultsError(
+            f"{run.path / 'run.json'}: was measured with method version {found}, this mokbench "
+            f"knows {known} and cannot say what its figures mean; use the mokbench that measured it"
+        )
+
+
+def older_method(version: int) -> str | None:
+    """What must be said of figures of an older method version; null for the present one."""
+    if version == METHOD_VERSION:
+        return None
+    return (
+        f"measured with method version {version}: what is said here about figures is of version "
+        f"{METHOD_VERSION}, the mokbench that measured them says what they mean"
+    )
