@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from mokbench import child
-from mokbench.fabric import segments
+from mokbench.fabric import mps, segments
 
 # Longer than it ever takes: the last who held the pipe may leave a moment after it was killed.
 _END_DEADLINE_S = 5.0
@@ -43,6 +43,10 @@ class Keeper:
         """Segments to remove, see fabric/segments.py."""
         self._tell("segments", token)
 
+    def remember_mps(self, folder: Path) -> None:
+        """The folder of an MPS daemon, which ends before its folder goes; see fabric/mps.py."""
+        self._tell("mps", str(folder))
+
     def _tell(self, kind: str, name: str) -> None:
         with contextlib.suppress(BrokenPipeError):
             os.write(self.held, json.dumps([kind, name]).encode() + b"\n")
@@ -64,6 +68,8 @@ def remove(line: bytes) -> None:
     kind, name = json.loads(line)
     if kind == "segments":
         segments.remove(name)
+    elif kind == "mps":
+        mps.end(Path(name))
     elif Path(name).is_dir():
         shutil.rmtree(name, ignore_errors=True)
     else:

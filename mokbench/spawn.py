@@ -151,7 +151,7 @@ class LocalStarter:
         self._keeper.remember_segments(specs[0]["shm_token"])
         environment = worker_environment(specs[0]["fabric"])
         if self._share_gpu:
-            self._mps = MpsDaemon()
+            self._mps = MpsDaemon(self._keeper.remember_mps)
             environment |= self._mps.environment
         for spec in specs:
             log = self._log_folder / f"rank{spec['rank']}.log"

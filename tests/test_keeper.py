@@ -2,7 +2,6 @@
 
 import os
 import signal
-import stat
 import subprocess
 import sys
 
@@ -10,7 +9,6 @@ import psutil
 import pytest
 from runs import gone, wait_until
 
-from mokbench import child
 from mokbench.fabric import segments
 from mokbench.keeper import Keeper, remove
 from mokbench.spawn import rendezvous_socket
@@ -67,36 +65,6 @@ def test_the_socket_of_a_rank_is_where_torch_makes_it():
     assert str(rendezvous_socket(7, named)) == "/b/symm_mem-7"
     assert str(rendezvous_socket(7, {"TEMPDIR": "/d"})) == "/d/symm_mem-7"
     assert str(rendezvous_socket(7, {})) == "/tmp/symm_mem-7"
-
-
-CONTROL = """#!/bin/sh
-# "-d" starts a daemon; "quit" on standard input ends it, and fails once it is gone.
-daemon={folder}/daemon
-if [ "$1" = -d ]; then sleep 1; touch $daemon; exit 0; fi
-if [ -e $daemon ]; then rm $daemon; touch {folder}/quit; exit 0; fi
-exit 1
-"""
-
-
-def test_the_guard_of_an_owner_killed_during_the_start_still_ends_the_daemon(tmp_path):
-    control = tmp_path / "nvidia-cuda-mps-control"
-    control.write_text(CONTROL.format(folder=tmp_path), encoding="utf-8")
-    control.chmod(control.stat().st_mode | stat.S_IXUSR)
-    folder = tmp_path / "private"
-    folder.mkdir()
-    guard = subprocess.Popen(
-        child.command("mokbench.fabric.mps", str(folder)),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=child.environment() | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
-    )
-    assert wait_until((folder / "log").is_dir), "the guard is about to start the daemon"
-    guard.stdin.close()
-    guard.stdout.close()
-    guard.wait(20)
-    assert (tmp_path / "quit").exists()
-    assert not (tmp_path / "daemon").exists()
-    assert not folder.exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part is Linux")
