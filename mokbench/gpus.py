@@ -1,6 +1,7 @@
 """The GPUs as NVML tells them; a machine without a driver has none, and nothing here raises."""
 
 import contextlib
+import itertools
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -34,8 +35,13 @@ class Gpus:
 
     def visible(self, environment: Mapping[str, str] = os.environ) -> int:
         """GPUs that ranks may use: NVML counts all, CUDA_VISIBLE_DEVICES may name fewer."""
-        chosen = environment.get("CUDA_VISIBLE_DEVICES")
-        return self.count if chosen is None else min(self.count, _num_listed(chosen, self.count))
+        chosen = self.chosen(environment)
+        return self.count if chosen is None else min(self.count, len(chosen))
+
+    def chosen(self, environment: Mapping[str, str] = os.environ) -> list[str] | None:
+        """Entries of CUDA_VISIBLE_DEVICES that name a GPU; None where it is not set."""
+        listed = environment.get("CUDA_VISIBLE_DEVICES")
+        return None if listed is None else _named(listed, self.count)
 
     def ranks_per_gpu(self, ranks: int) -> int:
         """How many of ``ranks`` ranks share a GPU here; neighbours do where GPUs are too few."""
@@ -81,14 +87,16 @@ def visible_gpus() -> int:
     return read_gpus().visible()
 
 
-def _num_listed(listed: str, count: int) -> int:
+def _named(listed: str, count: int) -> list[str]:
     """Entries of CUDA_VISIBLE_DEVICES up to the first that names no GPU, as CUDA reads them."""
     entries = [entry.strip() for entry in listed.split(",")]
-    for i, entry in enumerate(entries):
-        named = entry.startswith(("GPU-", "MIG-")) or (entry.isdecimal() and int(entry) < count)
-        if not named:
-            return i
-    return len(entries)
+    return list(
+        itertools.takewhile(
+            lambda entry: entry.startswith(("GPU-", "MIG-"))
+            or (entry.isdecimal() and int(entry) < count),
+            entries,
+        )
+    )
 
 
 def _memory(handles: list[Any]) -> int | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fake_nvml import Box
 from runs import gone, wait_until
 
 from mokbench import child
@@ -31,6 +32,7 @@ fi
 if [ "$1" = -d ]; then
     [ -e $ways/slow ] && sleep 1
     [ -e $ways/refuse ] && {{ echo no room; exit 7; }}
+    echo "${{CUDA_VISIBLE_DEVICES-unset}}" > $ways/devices
     "$0" --daemon &
     echo $! > $pipe/pid
     [ -e $ways/stuck ] && sleep 100
@@ -89,6 +91,34 @@ def test_a_daemon_that_quits_leaves_nothing(ways):
     assert gone([process])
     assert not folder.exists()
     daemon.stop()
+
+
+# The server numbers anew what it was given; a client that keeps our numbers finds no GPU.
+@pytest.mark.parametrize(
+    "ours, clients",
+    [
+        (None, None),
+        ("1", "0"),
+        ("0", "0"),
+        ("2,0", "0,1"),
+        ("GPU-ab", "0"),
+        ("GPU-3, GPU-1", "0,1"),
+        ("MIG-7c", "0"),
+        ("1,9,0", "0"),
+    ],
+)
+def test_clients_count_the_gpus_that_the_daemon_was_given(ways, monkeypatch, ours, clients):
+    Box(gpus=4).install(monkeypatch)
+    if ours is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ours)
+    daemon = MpsDaemon()
+    try:
+        assert (ways / "devices").read_text().strip() == (ours or "unset")
+        assert daemon.environment.get("CUDA_VISIBLE_DEVICES") == clients
+    finally:
+        daemon.stop()
 
 
 def test_a_guard_that_was_killed_leaves_the_daemon_to_its_owner(ways):

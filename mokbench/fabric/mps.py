@@ -19,6 +19,7 @@ from pathlib import Path
 from mokbench import child
 from mokbench.errors import UnsupportedError
 from mokbench.fabric.mps_processes import end_processes
+from mokbench.gpus import read_gpus
 from mokbench.private_folder import private_folder
 
 _CONTROL = "nvidia-cuda-mps-control"
@@ -74,7 +75,7 @@ class MpsDaemon:
     @property
     def environment(self) -> dict[str, str]:
         """Variables that make a process a client of this daemon."""
-        return client_environment(self._folder)
+        return client_environment(self._folder) | client_devices()
 
     def stop(self) -> None:
         """Close the guard's pipe and see the daemon gone, whatever became of the guard."""
@@ -94,6 +95,18 @@ def client_environment(folder: Path) -> dict[str, str]:
         "CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"),
         "CUDA_MPS_LOG_DIRECTORY": str(folder / "log"),
     }
+
+
+def client_devices() -> dict[str, str]:
+    """CUDA_VISIBLE_DEVICES of the clients of a daemon that inherited ours; nothing where unset.
+
+    The server numbers the GPUs it was given anew, from 0 on, and to clients those numbers count:
+    NVIDIA's MPS guide, CUDA_VISIBLE_DEVICES. Unset would not do, since torch counts with NVML.
+    """
+    chosen = read_gpus().chosen()
+    if chosen is None:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(chosen))))}
 
 
 def end(folder: Path) -> None:
