@@ -19,6 +19,7 @@ from mokbench.config import Suite, load, parse
 from mokbench.dry_run import print_plan
 from mokbench.errors import ConfigError, MokbenchError, ResultsError
 from mokbench.fabric import segments
+from mokbench.gpu_neighbours import neighbours, refuse_mps_variables
 from mokbench.gpus import Gpus, read_gpus
 from mokbench.joined import JoinedStarter, Launcher, run_joined
 from mokbench.launch import WorkerPool
@@ -80,6 +81,10 @@ def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | N
         stored = RunFolder.open(request.resume) if request.resume else None
         print_plan(suite, _left(request, stored, cells), fabric, gpus)
         return DONE
+    if fabric == "cuda":
+        refuse_mps_variables()
+        for line in neighbours(gpus):
+            _say(f"note: {line}")
     segments.remove_stale()
     folder = _open_folder(request, suite, launcher)
     token = segments.new_token()

@@ -32,6 +32,8 @@ class Gpus:
     uuids: tuple[str, ...] = ()
     note: str | None = None
     compute_capability: tuple[int, int] | None = None
+    # nvmlComputeMode_t of each GPU; empty where not readable.
+    compute_modes: tuple[int, ...] = ()
 
     def visible(self, environment: Mapping[str, str] = os.environ) -> int:
         """GPUs that ranks may use: NVML counts all, CUDA_VISIBLE_DEVICES may name fewer."""
@@ -73,6 +75,7 @@ def read_gpus() -> Gpus:
             memory_bytes=_memory(handles),
             uuids=tuple(_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles),
             compute_capability=_capability(handles),
+            compute_modes=_compute_modes(handles),
         )
     except pynvml.NVMLError as error:
         return Gpus(note=f"GPUs not readable: NVML: {error}")
@@ -92,8 +95,9 @@ def _named(listed: str, count: int) -> list[str]:
     entries = [entry.strip() for entry in listed.split(",")]
     return list(
         itertools.takewhile(
-            lambda entry: entry.startswith(("GPU-", "MIG-"))
-            or (entry.isdecimal() and int(entry) < count),
+            lambda entry: (
+                entry.startswith(("GPU-", "MIG-")) or (entry.isdecimal() and int(entry) < count)
+            ),
             entries,
         )
     )
@@ -113,6 +117,13 @@ def _capability(handles: list[Any]) -> tuple[int, int] | None:
     except pynvml.NVMLError:
         return None
     return min(((int(major), int(minor)) for major, minor in found), default=None)
+
+
+def _compute_modes(handles: list[Any]) -> tuple[int, ...]:
+    try:
+        return tuple(int(pynvml.nvmlDeviceGetComputeMode(handle)) for handle in handles)
+    except pynvml.NVMLError:
+        return ()
 
 
 def _topology(handles: list[Any]) -> str | None:
