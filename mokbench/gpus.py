@@ -34,6 +34,8 @@ class Gpus:
     compute_capability: tuple[int, int] | None = None
     # nvmlComputeMode_t of each GPU; empty where not readable.
     compute_modes: tuple[int, ...] = ()
+    # Whether NVLink connects every pair of GPUs; some machines have it between some only.
+    all_linked: bool = False
 
     def visible(self, environment: Mapping[str, str] = os.environ) -> int:
         """GPUs that ranks may use: NVML counts all, CUDA_VISIBLE_DEVICES may name fewer."""
@@ -50,12 +52,16 @@ class Gpus:
         return ranks_a_gpu(ranks, max(1, self.visible()))
 
     def link(self, ranks: int) -> str:
-        """What lies between ``ranks`` ranks of the cuda fabric: none, hbm, nvlink or pcie."""
+        """What lies between ``ranks`` ranks of the cuda fabric: none, hbm, nvlink or pcie.
+
+        The slowest of the pairs of this machine. Where ranks share several GPUs it is what lies
+        between the GPUs, which most pairs of ranks cross. Never mnnvl: ranks are on one node.
+        """
         if ranks == 1:
             return "none"
-        if self.ranks_per_gpu(ranks) > 1:
+        if ranks <= self.ranks_per_gpu(ranks):
             return "hbm"
-        return "nvlink" if (self.topology or "").startswith("nvlink") else "pcie"
+        return "nvlink" if self.all_linked else "pcie"
 
 
 def read_gpus() -> Gpus:
@@ -76,6 +82,7 @@ def read_gpus() -> Gpus:
             uuids=tuple(_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles),
             compute_capability=_capability(handles),
             compute_modes=_compute_modes(handles),
+            all_linked=_all_linked(handles),
         )
     except pynvml.NVMLError as error:
         return Gpus(note=f"GPUs not readable: NVML: {error}")
@@ -143,11 +150,23 @@ def _topology(handles: list[Any]) -> str | None:
     return f"{up}, pcie {' '.join(_LEVELS.get(level, str(level)) for level in sorted(levels))}"
 
 
+def _all_linked(handles: list[Any]) -> bool:
+    """As NVML says of each pair; where it does not say, every GPU must at least have a link."""
+    if len(handles) < 2 or not all(map(_active_links, handles)):
+        return False
+    pairs = list(itertools.combinations(handles, 2))
+    try:
+        return not any(pynvml.nvmlDeviceGetP2PStatus(a, b, _P2P_NVLINK) for a, b in pairs)
+    except pynvml.NVMLError:
+        return True
+
+
 def _active_links(handle: Any) -> int:
+    """Links that are up or asleep (state 2), which wake on use."""
     active = 0
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
-            active += int(pynvml.nvmlDeviceGetNvLinkState(handle, link))
+            active += int(pynvml.nvmlDeviceGetNvLinkState(handle, link)) != 0
         except pynvml.NVMLError:  # past the last link of this GPU, or no NVLink at all
             break
     return active
@@ -157,6 +176,8 @@ def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
+# nvml.h, NVML_P2P_CAPS_INDEX_NVLINK.
+_P2P_NVLINK = 2
 _LEVELS = {
     int(pynvml.NVML_TOPOLOGY_INTERNAL): "same board",
     int(pynvml.NVML_TOPOLOGY_SINGLE): "one switch",
