@@ -21,7 +21,7 @@ from mokbench.errors import ConfigError, MokbenchError, ResultsError
 from mokbench.fabric import segments
 from mokbench.gpu_neighbours import neighbours, refuse_mps_variables
 from mokbench.gpus import Gpus, read_gpus
-from mokbench.joined import JoinedStarter, Launcher, run_joined
+from mokbench.joined import JoinedStarter, Launcher, run_joined, too_few_gpus
 from mokbench.launch import WorkerPool
 from mokbench.progress import make_progress
 from mokbench.record import Record
@@ -68,13 +68,7 @@ def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | N
     gpus = read_gpus()
     fabric = _fabric(suite, gpus, request.dry_run)
     if launcher and fabric == "cuda" and gpus.ranks_per_gpu(launcher.ranks) > 1:
-        raise ConfigError(
-            [
-                f"{launcher.name} started {launcher.ranks} ranks for {gpus.visible()} GPUs; ranks "
-                "that share a GPU need an MPS daemon of their own: run mokbench without "
-                f"{launcher.name}, it starts both"
-            ]
-        )
+        raise ConfigError([too_few_gpus(launcher, gpus.visible())])
     cells = select(expand(suite, fabric=fabric), request.only)
     trace.check(cells)
     if request.dry_run:
