@@ -7,17 +7,24 @@ import pytest
 from mokbench.errors import UnsupportedError
 from mokbench.fabric import overlap
 
-FABRIC = SimpleNamespace(num_sms=33, ranks_per_gpu=4)
+FABRIC = SimpleNamespace(num_sms=33, ranks_per_gpu=4, gather=lambda value: [0.05, value])
 
 
-def found(monkeypatch, seconds):
-    monkeypatch.setattr(overlap, "overlap_s", lambda fabric, num_ctas: seconds)
+def found(monkeypatch, *tries):
+    left = list(tries)
+    monkeypatch.setattr(overlap, "overlap_s", lambda *_: left.pop(0) if len(left) > 1 else left[0])
     return overlap.require_overlap(FABRIC)
 
 
 @pytest.mark.parametrize("seconds", [0.0401, 0.0498])
 def test_most_of_the_spin_is_enough(monkeypatch, seconds):
     assert found(monkeypatch, seconds) == seconds
+
+
+def test_one_late_launch_is_no_refusal(monkeypatch):
+    assert found(monkeypatch, 0.02, 0.0499) == 0.0499
+    with pytest.raises(UnsupportedError):
+        found(monkeypatch, 0.02, -0.01, 0.03, 0.0499)
 
 
 @pytest.mark.parametrize(
