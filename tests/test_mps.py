@@ -1,6 +1,7 @@
 """The private MPS daemon ends whatever becomes of its guard, its owner and its control program."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ pipe=$CUDA_MPS_PIPE_DIRECTORY
 ways={ways}
 if [ "$1" = --daemon ]; then
     trap 'exit 0' TERM
-    while :; do sleep 0.05; done
+    while [ -e $ways ]; do sleep 0.05; done
 fi
 if [ "$1" = -d ]; then
     [ -e $ways/slow ] && sleep 1
@@ -53,15 +54,19 @@ def scratch(monkeypatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def ways(tmp_path, scratch, monkeypatch) -> Path:
-    """A fake control program first on the PATH; a file made here changes what it does."""
+def ways(tmp_path, scratch, monkeypatch) -> Iterator[Path]:
+    """A fake control program first on the PATH; a file made here changes what it does.
+
+    Its daemons end with this folder, so that a test that fails leaves none.
+    """
     control = tmp_path / "bin" / "nvidia-cuda-mps-control"
     control.parent.mkdir()
     control.write_text(CONTROL.format(ways=tmp_path / "ways"), encoding="utf-8")
     control.chmod(0o755)
     (tmp_path / "ways").mkdir()
     monkeypatch.setenv("PATH", f"{control.parent}{os.pathsep}{os.environ['PATH']}")
-    return tmp_path / "ways"
+    yield tmp_path / "ways"
+    shutil.rmtree(tmp_path / "ways")
 
 
 @pytest.fixture
