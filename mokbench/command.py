@@ -19,8 +19,9 @@ from mokbench.config import Suite, load, parse
 from mokbench.dry_run import print_plan
 from mokbench.errors import ConfigError, MokbenchError, ResultsError
 from mokbench.fabric import segments
+from mokbench.gpu_neighbours import neighbours, refuse_mps_variables
 from mokbench.gpus import Gpus, read_gpus
-from mokbench.joined import JoinedStarter, Launcher, run_joined
+from mokbench.joined import JoinedStarter, Launcher, run_joined, too_few_gpus
 from mokbench.launch import WorkerPool
 from mokbench.progress import make_progress
 from mokbench.record import Record
@@ -67,19 +68,17 @@ def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | N
     gpus = read_gpus()
     fabric = _fabric(suite, gpus, request.dry_run)
     if launcher and fabric == "cuda" and gpus.ranks_per_gpu(launcher.ranks) > 1:
-        raise ConfigError(
-            [
-                f"{launcher.name} started {launcher.ranks} ranks for {gpus.visible()} GPUs; ranks "
-                "that share a GPU need an MPS daemon of their own: run mokbench without "
-                f"{launcher.name}, it starts both"
-            ]
-        )
+        raise ConfigError([too_few_gpus(launcher, gpus.visible())])
     cells = select(expand(suite, fabric=fabric), request.only)
     trace.check(cells)
     if request.dry_run:
         stored = RunFolder.open(request.resume) if request.resume else None
         print_plan(suite, _left(request, stored, cells), fabric, gpus)
         return DONE
+    if fabric == "cuda":
+        refuse_mps_variables()
+        for line in neighbours(gpus):
+            _say(f"note: {line}")
     segments.remove_stale()
     folder = _open_folder(request, suite, launcher)
     token = segments.new_token()

@@ -9,6 +9,7 @@ from typing import Any
 import pynvml
 
 from mokbench.finding import Finding, State, isolated
+from mokbench.gpu_neighbours import COMPUTE_MODES, SET_DEFAULT, compute_mode_effect
 from mokbench.machine import torch_cuda, version
 from mokbench.measure.link_counters import LINK_COUNT, LinkCounters
 from mokbench.measure.nvml_gpu import SUCCESS, NvmlGpu, code_name
@@ -131,6 +132,14 @@ def _model(gpu: int) -> Finding:
         text += f", {(memory.total - memory.free) / 2**30:.0f} GiB of it in use"
         return Finding("model", text, State.PROBLEM, "measure on a GPU that nobody else uses")
     return Finding("model", text)
+
+
+def _compute_mode(gpu: int) -> Finding:
+    mode = int(pynvml.nvmlDeviceGetComputeMode(pynvml.nvmlDeviceGetHandleByIndex(gpu)))
+    text = COMPUTE_MODES.get(mode, f"mode {mode}")
+    if effect := compute_mode_effect(mode):
+        return Finding("compute mode", f"{text}: {effect}", State.PROBLEM, SET_DEFAULT)
+    return Finding("compute mode", text)
 
 
 def _clocks(gpu: int) -> Finding:
@@ -261,6 +270,7 @@ def _some(pairs: list[str], total: int) -> str:
 
 _OF_EACH: dict[str, Callable[[int], Finding]] = {
     "model": _model,
+    "compute mode": _compute_mode,
     "clocks": _clocks,
     "NVLink": _nvlink,
     "fabric": _fabric,

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from mokbench import deep_ep_package, machine, twin
 from mokbench.errors import UnsupportedError
+from mokbench.fabric.mps_processes import DEFAULT_PIPE, mps_processes
 from mokbench.finding import Finding, State, isolated
+from mokbench.gpu_neighbours import mps_variables
 from mokbench.systems.deepep_support import software_reason
 
 _SHM = Path("/dev/shm")
@@ -19,6 +21,7 @@ _MIN_SHM_BYTES = 2**30
 _USUAL_RANKS = 4
 _MULTI_RANK_NCCL = (2, 30)
 MPS_CONTROL = "nvidia-cuda-mps-control"
+_QUIT_MPS = f"echo quit | {MPS_CONTROL}"
 _INSTALL_CUDA = "for the cuda fabric: pip install 'mokbench[cuda]'"
 
 
@@ -134,6 +137,22 @@ def _mps() -> Iterator[Finding]:
         yield Finding("MPS", f"no {MPS_CONTROL} on the PATH", State.NOTE, advice)
     else:
         yield Finding("MPS", path)
+    by_pipe: dict[str | None, list[str]] = {}
+    for process in mps_processes():
+        by_pipe.setdefault(process.pipe, []).append(str(process.pid))
+    if by_pipe:
+        served = [
+            f"{pipe or 'a folder of another user'} (processes {', '.join(pids)})"
+            for pipe, pids in by_pipe.items()
+        ]
+        advice = f"ranks are no clients of it, but share the GPU with its; end it: {_QUIT_MPS}"
+        if {DEFAULT_PIPE, None} & set(by_pipe):
+            advice = f"ranks with a GPU each become its clients; end it: {_QUIT_MPS}"
+        yield Finding("MPS daemon", f"serves {'; '.join(served)}", State.NOTE, advice)
+    if found := mps_variables():
+        text = " ".join(f"{name}={value}" for name, value in found.items())
+        advice = f"runs of the cuda fabric are refused with it: unset {' '.join(found)}"
+        yield Finding("MPS variables", text, State.PROBLEM, advice)
 
 
 def _deep_ep() -> Iterator[Finding]:

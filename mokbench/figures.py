@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 # What every row, table, chart and verdict of ranks that share a GPU has to say.
 SHARED_GPU = "ranks share one GPU; ratios do not predict NVLink"
+# More ranks than GPUs, of which there are several.
+SHARED_GPUS = "ranks share GPUs, a part crosses no link; ratios do not predict one GPU per rank"
 
 _AS_NULL = ": stored as null"
 

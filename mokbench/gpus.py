@@ -1,6 +1,7 @@
 """The GPUs as NVML tells them; a machine without a driver has none, and nothing here raises."""
 
 import contextlib
+import itertools
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -31,23 +32,36 @@ class Gpus:
     uuids: tuple[str, ...] = ()
     note: str | None = None
     compute_capability: tuple[int, int] | None = None
+    # nvmlComputeMode_t of each GPU; empty where not readable.
+    compute_modes: tuple[int, ...] = ()
+    # Whether NVLink connects every pair of GPUs; some machines have it between some only.
+    all_linked: bool = False
 
     def visible(self, environment: Mapping[str, str] = os.environ) -> int:
         """GPUs that ranks may use: NVML counts all, CUDA_VISIBLE_DEVICES may name fewer."""
-        chosen = environment.get("CUDA_VISIBLE_DEVICES")
-        return self.count if chosen is None else min(self.count, _num_listed(chosen, self.count))
+        chosen = self.chosen(environment)
+        return self.count if chosen is None else min(self.count, len(chosen))
+
+    def chosen(self, environment: Mapping[str, str] = os.environ) -> list[str] | None:
+        """Entries of CUDA_VISIBLE_DEVICES that name a GPU; None where it is not set."""
+        listed = environment.get("CUDA_VISIBLE_DEVICES")
+        return None if listed is None else _named(listed, self.count)
 
     def ranks_per_gpu(self, ranks: int) -> int:
         """How many of ``ranks`` ranks share a GPU here; neighbours do where GPUs are too few."""
         return ranks_a_gpu(ranks, max(1, self.visible()))
 
     def link(self, ranks: int) -> str:
-        """What lies between ``ranks`` ranks of the cuda fabric: none, hbm, nvlink or pcie."""
+        """What lies between ``ranks`` ranks of the cuda fabric: none, hbm, nvlink or pcie.
+
+        The slowest of the pairs of this machine. Where ranks share several GPUs it is what lies
+        between the GPUs, which most pairs of ranks cross. Never mnnvl: ranks are on one node.
+        """
         if ranks == 1:
             return "none"
-        if self.ranks_per_gpu(ranks) > 1:
+        if ranks <= self.ranks_per_gpu(ranks):
             return "hbm"
-        return "nvlink" if (self.topology or "").startswith("nvlink") else "pcie"
+        return "nvlink" if self.all_linked else "pcie"
 
 
 def read_gpus() -> Gpus:
@@ -67,6 +81,8 @@ def read_gpus() -> Gpus:
             memory_bytes=_memory(handles),
             uuids=tuple(_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles),
             compute_capability=_capability(handles),
+            compute_modes=_compute_modes(handles),
+            all_linked=_all_linked(handles),
         )
     except pynvml.NVMLError as error:
         return Gpus(note=f"GPUs not readable: NVML: {error}")
@@ -81,14 +97,17 @@ def visible_gpus() -> int:
     return read_gpus().visible()
 
 
-def _num_listed(listed: str, count: int) -> int:
+def _named(listed: str, count: int) -> list[str]:
     """Entries of CUDA_VISIBLE_DEVICES up to the first that names no GPU, as CUDA reads them."""
     entries = [entry.strip() for entry in listed.split(",")]
-    for i, entry in enumerate(entries):
-        named = entry.startswith(("GPU-", "MIG-")) or (entry.isdecimal() and int(entry) < count)
-        if not named:
-            return i
-    return len(entries)
+    return list(
+        itertools.takewhile(
+            lambda entry: (
+                entry.startswith(("GPU-", "MIG-")) or (entry.isdecimal() and int(entry) < count)
+            ),
+            entries,
+        )
+    )
 
 
 def _memory(handles: list[Any]) -> int | None:
@@ -105,6 +124,13 @@ def _capability(handles: list[Any]) -> tuple[int, int] | None:
     except pynvml.NVMLError:
         return None
     return min(((int(major), int(minor)) for major, minor in found), default=None)
+
+
+def _compute_modes(handles: list[Any]) -> tuple[int, ...]:
+    try:
+        return tuple(int(pynvml.nvmlDeviceGetComputeMode(handle)) for handle in handles)
+    except pynvml.NVMLError:
+        return ()
 
 
 def _topology(handles: list[Any]) -> str | None:
@@ -124,11 +150,23 @@ def _topology(handles: list[Any]) -> str | None:
     return f"{up}, pcie {' '.join(_LEVELS.get(level, str(level)) for level in sorted(levels))}"
 
 
+def _all_linked(handles: list[Any]) -> bool:
+    """As NVML says of each pair; where it does not say, every GPU must at least have a link."""
+    if len(handles) < 2 or not all(map(_active_links, handles)):
+        return False
+    pairs = list(itertools.combinations(handles, 2))
+    try:
+        return not any(pynvml.nvmlDeviceGetP2PStatus(a, b, _P2P_NVLINK) for a, b in pairs)
+    except pynvml.NVMLError:
+        return True
+
+
 def _active_links(handle: Any) -> int:
+    """Links that are up or asleep (state 2), which wake on use."""
     active = 0
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
-            active += int(pynvml.nvmlDeviceGetNvLinkState(handle, link))
+            active += int(pynvml.nvmlDeviceGetNvLinkState(handle, link)) != 0
         except pynvml.NVMLError:  # past the last link of this GPU, or no NVLink at all
             break
     return active
@@ -138,6 +176,8 @@ def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
+# nvml.h, NVML_P2P_CAPS_INDEX_NVLINK.
+_P2P_NVLINK = 2
 _LEVELS = {
     int(pynvml.NVML_TOPOLOGY_INTERNAL): "same board",
     int(pynvml.NVML_TOPOLOGY_SINGLE): "one switch",

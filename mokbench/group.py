@@ -16,6 +16,7 @@ from mokbench.entry import Entry, by_system
 from mokbench.errors import MokbenchError, UnsupportedError
 from mokbench.fabric.group import PeerLostError
 from mokbench.layer import Layer
+from mokbench.measure.graph import captured
 from mokbench.measure.in_turn import Lane, measure_in_turn, rank_spread_us
 from mokbench.measure.sm_sweep import sweep_sms
 from mokbench.measure.timing import Step
@@ -199,29 +200,19 @@ class GroupRun:
         """The cell's lane; none where its graph cannot be captured or computes something else."""
         step: Step = lambda: self._run(entry)  # noqa: E731 (a def would need the same name twice)
         if cell.graph:
-            graphed, problem = self._graphed(entry, step)
-            problem = next(filter(None, self._fabric.gather(problem)), None)
-            if graphed is None or problem:
+            self._report(entry.cells[0].id, "capture")
+            graphed, problem = captured(
+                self._fabric,
+                self._bench.timer,
+                lambda: self._run(entry),
+                lambda: self._settle(entry),
+            )
+            if graphed is None:
                 results[cell.id]["problem"] = problem
                 return []
             step = graphed
         check = entry.system.check if isinstance(entry.system, Checked) else lambda: None
         return [Lane(cell.id, cell.regime, step, check)]
-
-    def _graphed(self, entry: Entry, step: Step) -> tuple[Step | None, str | None]:
-        """The captured pass, or why there is none: its replay must give the eager pass's bits."""
-        self._report(entry.cells[0].id, "capture")
-        expected = self._run(entry).clone()
-        try:
-            graphed = self._bench.timer.graphed(step)
-        except MokbenchError as error:
-            return None, str(error)
-        output = graphed()
-        self._settle(entry)
-        assert isinstance(output, Tensor)
-        if not torch.equal(output, expected):
-            return None, "a replay of the CUDA graph gave other bits than the pass it was made of"
-        return graphed, None
 
     def _reference_lane(self, regime: Regime) -> list[Lane]:
         """The matmul peak, in turn with the rows; none where nothing is held against it."""

@@ -99,6 +99,22 @@ class Launcher:
         )
 
 
+def too_few_gpus(launcher: Launcher, visible: int) -> str:
+    """Why a launcher's ranks do not run on the GPUs that this process sees, and what to do."""
+    without = f"run mokbench without {launcher.name}, it starts ranks and daemon"
+    found = f"{launcher.name} started {launcher.ranks} ranks, and this one sees {visible} GPU"
+    found += "s" if visible != 1 else ""
+    shared = f"ranks that share a GPU need an MPS daemon of their own: {without}"
+    if launcher.name != "srun":
+        return f"{found}; {shared}"
+    # Bound to one GPU each, tasks call every one of them 0 and cannot reach one another's memory.
+    return (
+        f"{found}; where srun binds a GPU to each task (--gpus-per-task, --gpu-bind), let every "
+        "task see them all: srun --gpus-per-node=N --gpu-bind=none, mokbench gives each rank its "
+        f"own. Where GPUs are fewer than ranks, {shared}"
+    )
+
+
 class JoinedStarter:
     """Rank 0's side: starts its own worker and has the other agents start theirs."""
 
@@ -198,8 +214,8 @@ def run_joined(launcher: Launcher, lead: Lead) -> int:
     """Lead as rank 0, serve as any other rank; the exit code is rank 0's on all of them."""
     if launcher.nodes > 1:
         raise MokbenchError(
-            f"{launcher.name} started ranks on {launcher.nodes} nodes; the host fabric reaches "
-            "one node only: use one node"
+            f"{launcher.name} started ranks on {launcher.nodes} nodes; mokbench reaches one node "
+            "only, on the host and on the cuda fabric: use one node"
         )
     store = _open_store(launcher)
     if launcher.rank == 0:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from mokbench import metrics, stats
-from mokbench.figures import SHARED_GPU, Quantity, SignalPoint, StepTime
+from mokbench.figures import SHARED_GPU, SHARED_GPUS, Quantity, SignalPoint, StepTime
 from mokbench.measure.columns import CLOCK, DURATION, START
 from mokbench.rates import RatePoint
 from mokbench.record import Record
@@ -44,7 +44,7 @@ def measured_record(
     """The ok row of ``cell`` and its raw samples; ``context`` goes into the row as it is."""
     blocks: list[np.ndarray] = result["blocks"]
     step = _step_time(blocks)
-    notes, traffic = _fabric_notes(cell, around.link), _traffic(cell, system, facts)
+    notes, traffic = _fabric_notes(cell, around.link, facts), _traffic(cell, system, facts)
     notes += result.get("notes", [])
     if around.min_step_note:
         notes.append(around.min_step_note)
@@ -88,10 +88,12 @@ def _step_time(blocks: Sequence[np.ndarray]) -> StepTime:
     return stats.summarize(np.concatenate(slowest), index)
 
 
-def _fabric_notes(cell: Cell, link: str) -> list[str]:
+def _fabric_notes(cell: Cell, link: str, facts: dict[str, Any]) -> list[str]:
     if cell.fabric == "host":
         return [TWIN_NOTE, MEMORY_NOTE]
-    return [SHARED_GPU] if link == "hbm" else []
+    if facts["ranks_per_gpu"] > 1:
+        return [SHARED_GPU if link == "hbm" else SHARED_GPUS]
+    return []
 
 
 def _gpu_fields(
@@ -120,6 +122,9 @@ def _gpu_fields(
     elif facts["num_ranks"] > 1:
         notes.append("physical_bytes: unavailable: ranks that share a GPU have no link to count")
     peer = around.rates.peer_bytes_per_s if around.rates else None
+    if ranks_per_gpu > 1 and around.link != "hbm":
+        # The next rank is on the same GPU for some and behind a link for others: no rate of either.
+        peer = None
     if peer is not None:
         fields["link_peak_gbs"] = peer / 1e9
         for name, kind, spent_us in (

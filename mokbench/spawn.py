@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +20,7 @@ from mokbench.keeper import Keeper
 from mokbench.private_folder import private_folder
 
 _LOG_TAIL_LINES = 12
+_EXIT_DEADLINE_S = 1.0
 
 
 def worker_environment(fabric: str) -> dict[str, str]:
@@ -71,7 +73,7 @@ class WorkerProcess:
                 pass_fds=(keeper.held,),
             )
         self.pid = self._process.pid
-        keeper.remember(rendezvous_socket(self.pid, environment))
+        keeper.remember_socket(rendezvous_socket(self.pid, environment), self.pid)
         stdin = self._process.stdin
         assert stdin is not None
         try:
@@ -83,14 +85,29 @@ class WorkerProcess:
 
     def alive(self) -> bool:
         """Whether the process still runs (a stopped one does)."""
-        return self._process.poll() is None
+        return self._exit_code() is None
+
+    def _exit_code(self) -> int | None:
+        """How it ended, as Popen spells it; not reaped, so that ``kill`` can hit no stranger.
+
+        A process that is reaped gives its number, and that of its group, to whoever comes next.
+        """
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13
+            return self._process.poll()
+        if self._process.returncode is not None:
+            return self._process.returncode
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def describe(self) -> str:
         """How it ended, and the end of its log."""
-        try:
-            code = self._process.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            return "its connection closed but it still runs"
+        deadline = time.monotonic() + _EXIT_DEADLINE_S
+        while (code := self._exit_code()) is None:
+            if time.monotonic() > deadline:
+                return "its connection closed but it still runs"
+            time.sleep(0.01)
         how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
         try:
             written = self.log_path.read_bytes()[self._log_start :]
@@ -102,11 +119,12 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """SIGKILL to its whole session, then reap; ends stopped processes too."""
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            self._process.kill()
-        self._process.wait()
+        if self._process.returncode is None:
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                self._process.kill()
+            self._process.wait()
         with contextlib.suppress(BrokenPipeError):
             self._lifeline.close()
 
@@ -151,7 +169,7 @@ class LocalStarter:
         self._keeper.remember_segments(specs[0]["shm_token"])
         environment = worker_environment(specs[0]["fabric"])
         if self._share_gpu:
-            self._mps = MpsDaemon()
+            self._mps = MpsDaemon(self._keeper.remember_mps)
             environment |= self._mps.environment
         for spec in specs:
             log = self._log_folder / f"rank{spec['rank']}.log"

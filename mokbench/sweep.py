@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mokbench import min_step, rates, routing
+from mokbench.attempts import attempts
 from mokbench.blame import collective_bound_s
-from mokbench.config import MeasureOptions, Suite
-from mokbench.errors import MokbenchError
+from mokbench.config import Suite
+from mokbench.errors import MokbenchError, UnsupportedError
 from mokbench.figures import Failure, Quantity, SignalPoint
-from mokbench.launch import GroupError, StartError, WorkerPool
+from mokbench.launch import GroupError, WorkerPool
 from mokbench.machine import usable_cores
 from mokbench.measure.columns import DURATION
 from mokbench.progress import Progress
@@ -82,7 +83,13 @@ class Sweep:
 
     def _run_ranks(self, pool: WorkerPool, cells: list[Cell]) -> None:
         self.progress.say(f"starting {pool.ranks} ranks")
-        pool.start()
+        try:
+            pool.start()
+        except UnsupportedError as error:
+            # What this number of ranks needs is missing; fewer may do without.
+            for cell in cells:
+                self._store(Record.from_cell(cell, status="unsupported", reason=str(error)))
+            return
         if self.fabric == "cuda" and pool.ranks not in self._rates:
             self._measure_rates(pool)
         if self.suite.measure.signals and pool.ranks not in self._signals:
@@ -136,7 +143,7 @@ class Sweep:
         probes = {min_step.probe(cell): key for key, cell in new.items()}
         short = min(_MIN_STEP_TIME_S, self.suite.measure.max_time_s)
         options = self.suite.measure.model_copy(update={"max_time_s": short})
-        for probe, _, outcome in self._attempts(pool, list(probes), options, None):
+        for probe, _, outcome in attempts(pool, list(probes), options, None, self.progress):
             text = outcome.text if isinstance(outcome, Failure) else _why_not(outcome)
             if text is not None:
                 self._min_steps[probes[probe]] = f"min_step_us failed: {text}"
@@ -149,7 +156,9 @@ class Sweep:
         before = time.monotonic()
         known = self._rates.get(pool.ranks)
         told = known.model_dump(mode="json") if known else None
-        for cell, facts, outcome in self._attempts(pool, cells, self.suite.measure, told):
+        for cell, facts, outcome in attempts(
+            pool, cells, self.suite.measure, told, self.progress, self._next_turn
+        ):
             spent_s = time.monotonic() - before
             context: dict[str, Any] = {
                 "started": started,
@@ -184,42 +193,8 @@ class Sweep:
                 )
                 self._store(record, samples)
 
-    def _attempts(
-        self,
-        pool: WorkerPool,
-        cells: list[Cell],
-        options: MeasureOptions,
-        known_rates: dict[str, Any] | None,
-    ) -> Iterator[tuple[Cell, dict[str, Any], Any]]:
-        """(cell, facts, result or Failure) for every cell; a failed row does not take others along.
-
-        After a hard failure the rest of the group runs again without the row at fault, on new
-        workers: what was measured before it was not measured in turn with what follows.
-        """
-        left = list(cells)
-        while left:
-            self._turns += 1
-            job = {
-                "kind": "cells",
-                "cells": [cell.to_dict() for cell in left],
-                "measure": options.model_dump(mode="json", by_alias=True),
-                "rates": known_rates,
-            }
-            try:
-                reply = pool.call(
-                    job, options.deadline_s, options.deadline_s * len(left), self.progress.phase
-                )
-            except StartError as error:
-                raise MokbenchError(f"the ranks do not start: {error}") from error
-            except GroupError as error:
-                # A rank that died before the job's first row still has to show in some row.
-                at_fault = next((c for c in left if c.id == error.cell_id), left[0])
-                left.remove(at_fault)
-                yield at_fault, {}, _stored(error)
-                continue
-            for cell in left:
-                yield cell, reply["facts"], reply["results"][cell.id]
-            return
+    def _next_turn(self) -> None:
+        self._turns += 1
 
     def _hint(self, failure: Failure) -> str:
         """What the user can do about a failure that may not be a rank's own."""
@@ -279,13 +254,6 @@ def _why_not(outcome: dict[str, Any]) -> str | None:
     """Why a system has no figures although no rank failed, or None."""
     text: str | None = outcome["problem"] or outcome["unsupported"]
     return text
-
-
-def _stored(error: GroupError) -> Failure:
-    """The record's form of a failed job."""
-    failure = error.failure
-    rank = failure.rank if failure.certain else None
-    return Failure(rank=rank, kind=failure.kind, text=failure.text, fault=failure.fault)
 
 
 def _routing_key(record: Record) -> tuple[Any, ...]:

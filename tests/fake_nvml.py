@@ -38,6 +38,7 @@ class Box:
     free: int = 139 * GIB
     clock: int = 1980
     reasons: int = 0x1
+    compute_mode: int = 0
     capability: tuple[int, int] = (9, 0)
     links: int | None = 18
     links_down: tuple[int, ...] = ()
@@ -87,6 +88,7 @@ class Box:
             "nvmlDeviceGetCudaComputeCapability": lambda _: self.capability,
             "nvmlSystemGetDriverVersion": lambda: "580.159.04",
             "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
+            "nvmlDeviceGetComputeMode": lambda _: self.compute_mode,
             "nvmlDeviceGetClockInfo": lambda _, kind: {1: self.clock, 2: 3201}[kind],
             "nvmlDeviceGetMaxClockInfo": lambda _, kind: {1: 1980, 2: 3201}[kind],
             "nvmlDeviceGetCurrentClocksEventReasons": lambda _: self.reasons,

@@ -12,11 +12,12 @@ from fake_nvml import GIB, Box, one_gpu_vm, refused
 from rich.console import Console
 from runs import mokbench
 
-from mokbench import deep_ep_package, doctor, doctor_gpus, machine, systems, twin
+from mokbench import deep_ep_package, doctor, doctor_gpus, doctor_software, machine, systems, twin
 from mokbench.doctor import Diagnosis, ask, examine, screen, to_json
 from mokbench.doctor_gpus import gpu_findings, throttle_reasons
 from mokbench.doctor_software import host_findings, software_findings
 from mokbench.errors import UnsupportedError
+from mokbench.fabric.mps_processes import MpsProcess
 from mokbench.finding import Finding, State
 
 
@@ -48,6 +49,7 @@ def test_eight_gpus_on_nvswitch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert texts(found) == {
         "driver": "580.159.04, for CUDA up to 13.0",
         "model, GPU 0-7": "NVIDIA H200, 140 GiB, sm_90",
+        "compute mode, GPU 0-7": "default",
         "clocks, GPU 0-7": "SM 1980 of 1980 MHz, memory 3201 of 3201 MHz now; reasons: idle",
         "NVLink, GPU 0-7": "18 of 18 links up, NVLink 4",
         "fabric, GPU 0-7": "completed, this host only",
@@ -63,6 +65,7 @@ def test_one_gpu_vm_without_nvlink(monkeypatch: pytest.MonkeyPatch) -> None:
     assert texts(found) == {
         "driver": "580.159.04, for CUDA up to 13.0",
         "model, GPU 0": "NVIDIA H200, 140 GiB, sm_90",
+        "compute mode, GPU 0": "default",
         "clocks, GPU 0": "SM 345 of 1980 MHz, memory 3201 of 3201 MHz now; reasons: idle",
         "NVLink, GPU 0": "none (NotSupported): link figures will be null",
         "fabric, GPU 0": "not supported",
@@ -309,6 +312,35 @@ def test_missing_software(monkeypatch: pytest.MonkeyPatch) -> None:
     found = by_name(software_findings())
     assert all(finding.advice for finding in found.values())
     assert found["torch"].state is State.PROBLEM
+
+
+def test_mps_of_others_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = [MpsProcess(41, "/tmp/nvidia-mps"), MpsProcess(42, "/tmp/nvidia-mps")]
+    monkeypatch.setattr(doctor_software, "mps_processes", lambda: [*running, MpsProcess(9, "/x")])
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50")
+    monkeypatch.setenv("CUDA_MPS_LOG_DIRECTORY", "/log")
+    found = by_name(software_findings())
+    daemon, variables = found["MPS daemon"], found["MPS variables"]
+    assert daemon.text == "serves /tmp/nvidia-mps (processes 41, 42); /x (processes 9)"
+    assert "become its clients" in (daemon.advice or "")
+    assert variables.text == "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50"
+    assert variables.state is State.PROBLEM
+    monkeypatch.setattr(doctor_software, "mps_processes", lambda: [MpsProcess(9, "/x")])
+    assert "no clients" in (by_name(software_findings())["MPS daemon"].advice or "")
+
+
+@pytest.mark.parametrize(
+    "mode, text",
+    [(3, "exclusive process: a rank fails"), (2, "prohibited: no rank"), (7, "mode 7: unknown")],
+)
+def test_a_compute_mode_that_stops_ranks(
+    monkeypatch: pytest.MonkeyPatch, mode: int, text: str
+) -> None:
+    Box(compute_mode=mode).install(monkeypatch)
+    found = by_name(gpu_findings())["compute mode, GPU 0-7"]
+    assert found.state is State.PROBLEM
+    assert found.text.startswith(text)
+    assert "nvidia-smi -c DEFAULT" in (found.advice or "")
 
 
 def test_systems_answer_on_both_fabrics() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fake_run import fake_machine
 from torch.distributed import FileStore
 
 from mokbench import metrics, rows
@@ -12,10 +13,11 @@ from mokbench.bench import HostBench, Sharing
 from mokbench.config import MeasureOptions
 from mokbench.errors import MokbenchError
 from mokbench.fabric.host import HostFabric
-from mokbench.figures import SHARED_GPU
+from mokbench.figures import SHARED_GPU, SHARED_GPUS
 from mokbench.group import GroupRun
 from mokbench.layer import Layer
 from mokbench.rates import RatePoint
+from mokbench.report import wording
 from mokbench.routing_spec import RoutingSpec
 from mokbench.systems import system_class
 from mokbench.workload import Cell, Dtype, Model, Regime, Workload
@@ -182,6 +184,16 @@ def test_a_row_with_a_link_has_its_utilization_and_bytes():
     assert record.rejected_samples == 2
     assert samples["accepted"].tolist() == [True] * 32 + [False] * 8
     assert rows.TWIN_NOTE not in record.notes
+
+
+def test_ranks_that_share_several_gpus_have_their_link_and_no_rate_of_it():
+    record, _ = row("nvlink", 2)
+    assert (record.link, record.ranks_per_gpu) == ("nvlink", 2)
+    assert record.link_peak_gbs is None
+    assert record.link_utilization is None
+    assert SHARED_GPUS in record.notes
+    assert SHARED_GPU not in record.notes
+    assert wording.marks([record], fake_machine()) == [SHARED_GPUS]
 
 
 def test_a_row_of_a_shared_gpu_claims_no_link():

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import stat
 import subprocess
 import sys
 
@@ -13,7 +12,7 @@ from runs import gone, wait_until
 from mokbench import child
 from mokbench.fabric import segments
 from mokbench.keeper import Keeper, remove
-from mokbench.spawn import rendezvous_socket
+from mokbench.spawn import WorkerProcess, rendezvous_socket
 
 
 def test_files_folders_and_segments_go_and_others_stay(tmp_path, monkeypatch):
@@ -53,6 +52,67 @@ def test_nothing_is_removed_while_a_rank_lives(tmp_path):
     rank.wait()
 
 
+def test_a_keeper_outlives_its_command_where_a_descendant_of_a_rank_does(
+    tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setattr("mokbench.keeper._END_DEADLINE_S", 0.3)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    keeper = Keeper()
+    keeper.remember(folder)
+    descendant = subprocess.Popen(["sleep", "100"], pass_fds=(keeper.held,))
+    keeper.close()
+    assert folder.is_dir()
+    assert f"{keeper._process.pid} waits for it" in capfd.readouterr().err
+    descendant.kill()
+    descendant.wait()
+    assert keeper._process.wait(10) == 0
+    assert not folder.exists()
+
+
+def test_a_socket_of_a_number_that_another_process_has_by_now_stays(tmp_path):
+    other = subprocess.Popen(["sleep", "100"])
+    ended = subprocess.Popen(["true"])
+    # Not reaped yet, as the ranks of a killed command may be where nobody reaps orphans.
+    assert wait_until(lambda: psutil.Process(ended.pid).status() == psutil.STATUS_ZOMBIE)
+    keeper = Keeper()
+    for process in (other, ended):
+        socket = tmp_path / f"symm_mem-{process.pid}"
+        socket.touch()
+        keeper.remember_socket(socket, process.pid)
+    keeper.close()
+    assert [path.name for path in tmp_path.iterdir()] == [f"symm_mem-{other.pid}"]
+    other.kill()
+    for process in (other, ended):
+        process.wait()
+
+
+def test_a_rank_that_ended_keeps_its_number_until_it_is_killed(tmp_path, monkeypatch):
+    """Else the kill could hit the group of a stranger that has the number by then."""
+    keeper = Keeper()
+    monkeypatch.setattr(child, "command", lambda *_: ["sh", "-c", "sleep 100 & echo hm; exit 3"])
+    rank = WorkerProcess({}, tmp_path / "log", dict(os.environ), keeper)
+    assert wait_until(lambda: not rank.alive())
+    (grandchild,) = [
+        p for p in psutil.process_iter() if _group(p) == rank.pid and p.pid != rank.pid
+    ]
+    assert rank.describe() == "exit code 3; its log ends:\nhm"
+    assert psutil.Process(rank.pid).status() == psutil.STATUS_ZOMBIE
+    rank.kill()
+    assert gone([grandchild])
+    monkeypatch.setattr(os, "killpg", lambda *_: pytest.fail("the number is no more ours"))
+    rank.kill()
+    assert rank.describe().startswith("exit code 3")
+    keeper.close()
+
+
+def _group(process: psutil.Process) -> int | None:
+    try:
+        return os.getpgid(process.pid)
+    except OSError:
+        return None
+
+
 def test_a_keeper_that_is_gone_disturbs_nobody(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.executable", "/bin/false")
     keeper = Keeper()
@@ -67,36 +127,6 @@ def test_the_socket_of_a_rank_is_where_torch_makes_it():
     assert str(rendezvous_socket(7, named)) == "/b/symm_mem-7"
     assert str(rendezvous_socket(7, {"TEMPDIR": "/d"})) == "/d/symm_mem-7"
     assert str(rendezvous_socket(7, {})) == "/tmp/symm_mem-7"
-
-
-CONTROL = """#!/bin/sh
-# "-d" starts a daemon; "quit" on standard input ends it, and fails once it is gone.
-daemon={folder}/daemon
-if [ "$1" = -d ]; then sleep 1; touch $daemon; exit 0; fi
-if [ -e $daemon ]; then rm $daemon; touch {folder}/quit; exit 0; fi
-exit 1
-"""
-
-
-def test_the_guard_of_an_owner_killed_during_the_start_still_ends_the_daemon(tmp_path):
-    control = tmp_path / "nvidia-cuda-mps-control"
-    control.write_text(CONTROL.format(folder=tmp_path), encoding="utf-8")
-    control.chmod(control.stat().st_mode | stat.S_IXUSR)
-    folder = tmp_path / "private"
-    folder.mkdir()
-    guard = subprocess.Popen(
-        child.command("mokbench.fabric.mps", str(folder)),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=child.environment() | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
-    )
-    assert wait_until((folder / "log").is_dir), "the guard is about to start the daemon"
-    guard.stdin.close()
-    guard.stdout.close()
-    guard.wait(20)
-    assert (tmp_path / "quit").exists()
-    assert not (tmp_path / "daemon").exists()
-    assert not folder.exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part is Linux")

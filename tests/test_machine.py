@@ -7,6 +7,7 @@ from typing import Any
 
 import pynvml
 import pytest
+from fake_nvml import Box
 from fake_run import fake_machine
 
 from mokbench import machine
@@ -195,6 +196,61 @@ def test_gpus_of_two_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (read_gpus().topology or "").startswith("no nvlink, pcie unavailable: ")
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", refused)
     assert (read_gpus().note or "").startswith("GPUs not readable")
+
+
+@pytest.mark.parametrize(
+    "gpus, ranks, link",
+    [
+        (8, 1, "none"),
+        (8, 8, "nvlink"),
+        # Two ranks a GPU, and most pairs are on different ones.
+        (8, 9, "nvlink"),
+        (8, 16, "nvlink"),
+        (1, 2, "hbm"),
+        (1, 8, "hbm"),
+        (2, 3, "nvlink"),
+    ],
+)
+def test_link_between_ranks(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, ranks: int, link: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    Box(gpus=gpus).install(monkeypatch)
+    assert read_gpus().link(ranks) == link
+
+
+def test_one_visible_gpu_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    Box(gpus=8).install(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert read_gpus().link(2) == "hbm"
+
+
+def test_gpus_of_which_some_have_no_nvlink_are_pcie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    Box(
+        gpus=3,
+        overrides={"nvmlDeviceGetNvLinkState": lambda gpu, link: int(gpu < 2 and link < 4)},
+    ).install(monkeypatch)
+    found = read_gpus()
+    assert (found.topology or "").startswith("nvlink 0-4 links a GPU")
+    assert found.link(3) == "pcie"
+    assert found.link(4) == "pcie"
+
+
+def test_bridges_between_some_pairs_are_pcie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    apart = {(a, b, 2): 5 for a in range(4) for b in range(4) if a // 2 != b // 2}
+    Box(gpus=4, peer=apart).install(monkeypatch)
+    assert read_gpus().link(4) == "pcie"
+
+
+def test_a_sleeping_link_is_one_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    Box(gpus=2, overrides={"nvmlDeviceGetNvLinkState": lambda _, link: 2 * (link < 18)}).install(
+        monkeypatch
+    )
+    found = read_gpus()
+    assert (found.topology or "").startswith("nvlink 18 links a GPU")
+    assert found.all_linked
 
 
 @pytest.mark.gpu

@@ -2,7 +2,8 @@
 
 Without MPS, processes of one GPU take turns of milliseconds, and ranks that wait for one another
 would measure the scheduler. The daemon lives in a folder of its own and never outlives its owner:
-a guard process holds it, and stops it when the owner's end of a pipe closes, however that ends.
+a guard process holds it, and ends it when the owner's end of a pipe closes, however that ends. A
+guard that dies leaves it to the owner, and where both die it is for mokbench/keeper.py.
 """
 
 import contextlib
@@ -10,29 +11,48 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from mokbench import child
 from mokbench.errors import UnsupportedError
+from mokbench.fabric.mps_processes import end_processes
+from mokbench.gpus import read_gpus
 from mokbench.private_folder import private_folder
 
 _CONTROL = "nvidia-cuda-mps-control"
 _START_DEADLINE_S = 20.0
+# All attempts to quit; one that hangs must leave time for others.
 _QUIT_DEADLINE_S = 10.0
+_ONE_QUIT_DEADLINE_S = 3.0
+# A daemon that said it quits may take a moment; one that is killed hardly any.
+_GRACE_S = 2.0
+_KILL_DEADLINE_S = 5.0
+_END_DEADLINE_S = _QUIT_DEADLINE_S + _ONE_QUIT_DEADLINE_S + _GRACE_S + _KILL_DEADLINE_S
 READY = "ready"
 
 
-class MpsDaemon:
-    """The owner's side; ``environment`` is for the ranks. Raises UnsupportedError on start."""
+def require_control() -> None:
+    """Raise UnsupportedError where the driver's MPS tools are missing."""
+    if shutil.which(_CONTROL) is None:
+        raise UnsupportedError(
+            f"several ranks on one GPU need CUDA MPS, and {_CONTROL} is not on the PATH; "
+            "install the driver's MPS tools or use one GPU per rank"
+        )
 
-    def __init__(self) -> None:
-        if shutil.which(_CONTROL) is None:
-            raise UnsupportedError(
-                f"several ranks on one GPU need CUDA MPS, and {_CONTROL} is not on the PATH; "
-                "install the driver's MPS tools or use one GPU per rank"
-            )
+
+class MpsDaemon:
+    """The owner's side; ``environment`` is for the ranks. Raises UnsupportedError on start.
+
+    ``remember`` is told the folder before anything is started in it, see Keeper.remember_mps.
+    """
+
+    def __init__(self, remember: Callable[[Path], None] = lambda _: None) -> None:
+        require_control()
         self._folder = private_folder("mokbench-mps-", "pipe/control_privileged")
+        remember(self._folder)
         self._guard = subprocess.Popen(
             child.command("mokbench.fabric.mps", str(self._folder)),
             stdin=subprocess.PIPE,
@@ -42,26 +62,31 @@ class MpsDaemon:
             env=child.environment(),
         )
         assert self._guard.stdout is not None
-        answer = self._guard.stdout.readline().strip()
+        try:
+            answer = self._guard.stdout.readline().strip()
+        except BaseException:  # Ctrl-C: nobody has this object yet, so nobody else stops it
+            self.stop()
+            raise
         if answer != READY:
             self.stop()
-            raise UnsupportedError(f"the CUDA MPS daemon does not start: {answer}")
+            why = answer or f"its guard ended with exit code {self._guard.returncode}"
+            raise UnsupportedError(f"the CUDA MPS daemon does not start: {why}")
 
     @property
     def environment(self) -> dict[str, str]:
         """Variables that make a process a client of this daemon."""
-        return client_environment(self._folder)
+        return client_environment(self._folder) | client_devices()
 
     def stop(self) -> None:
-        """Close the guard's pipe and wait until the daemon is gone."""
+        """Close the guard's pipe and see the daemon gone, whatever became of the guard."""
         if self._guard.stdin is not None:
             self._guard.stdin.close()
         try:
-            self._guard.wait(timeout=2 * _QUIT_DEADLINE_S)
+            self._guard.wait(timeout=_START_DEADLINE_S + _END_DEADLINE_S)
         except subprocess.TimeoutExpired:
             self._guard.kill()
             self._guard.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        end(self._folder)
 
 
 def client_environment(folder: Path) -> dict[str, str]:
@@ -72,48 +97,88 @@ def client_environment(folder: Path) -> dict[str, str]:
     }
 
 
-def _control(folder: Path, *arguments: str, command: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [_CONTROL, *arguments],
-        input=command,
-        env=os.environ | client_environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=_QUIT_DEADLINE_S,
-    )
+def client_devices() -> dict[str, str]:
+    """CUDA_VISIBLE_DEVICES of the clients of a daemon that inherited ours; nothing where unset.
+
+    The server numbers the GPUs it was given anew, from 0 on, and to clients those numbers count:
+    NVIDIA's MPS guide, CUDA_VISIBLE_DEVICES. Unset would not do, since torch counts with NVML.
+    """
+    chosen = read_gpus().chosen()
+    if chosen is None:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(chosen))))}
+
+
+def end(folder: Path) -> None:
+    """Quit the daemon of ``folder``, else kill it; the folder goes when nothing of it runs.
+
+    Clients that are still there are ended first, by the server. For whoever comes last: where
+    another one did it already, nothing happens.
+    """
+    if not folder.exists():
+        return
+    deadline = time.monotonic() + _QUIT_DEADLINE_S
+    while time.monotonic() < deadline and _may_run(folder):
+        time.sleep(0.2)
+    left = end_processes(folder / "pipe", _GRACE_S, _KILL_DEADLINE_S)
+    if left:
+        # Without its folder nobody could reach it any more.
+        pids = ", ".join(map(str, left))
+        print(f"an MPS daemon cannot be ended: processes {pids} of {folder}", file=sys.stderr)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _may_run(folder: Path) -> bool:
+    """Ask the daemon to end; False when there is none to ask."""
+    try:
+        return _control(folder, _ONE_QUIT_DEADLINE_S, command="quit -t 1\n")[0] == 0
+    except subprocess.TimeoutExpired:
+        return True
+    except OSError:
+        return False
+
+
+def _control(folder: Path, timeout_s: float, *arguments: str, command: str = "") -> tuple[int, str]:
+    """Exit code and output of the control program; a file, since a daemon may keep a pipe open."""
+    with tempfile.TemporaryFile() as output:
+        done = subprocess.run(
+            [_CONTROL, *arguments],
+            input=command.encode(),
+            env=os.environ | client_environment(folder),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_s,
+        )
+        output.seek(0)
+        return done.returncode, output.read().decode(errors="replace")
 
 
 def guard(folder: Path) -> int:
     """Hold a daemon until standard input closes; 0 when it was started and is gone again."""
-    for name in ("pipe", "log"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    started = _control(folder, "-d")
+    problem = _start(folder)
     # An owner that was killed meanwhile reads no answer, and its daemon must end all the same.
     with contextlib.suppress(BrokenPipeError):
-        print(READY if started.returncode == 0 else _failure(started), flush=True)
-    if started.returncode != 0:
-        return 1
-    sys.stdin.read()
-    _quit(folder)
-    shutil.rmtree(folder, ignore_errors=True)
-    return 0
+        print(problem or READY, flush=True)
+    if problem is None:
+        sys.stdin.read()
+    # What did not start may have started in part.
+    end(folder)
+    return 0 if problem is None else 1
 
 
-def _failure(done: subprocess.CompletedProcess[str]) -> str:
-    text = (done.stderr or done.stdout).strip().replace("\n", " ")
-    return f"{_CONTROL} -d: exit code {done.returncode}: {text}"
-
-
-def _quit(folder: Path) -> None:
-    """Ask the daemon to end; clients that are still there are ended first, by the server."""
-    deadline = time.monotonic() + _QUIT_DEADLINE_S
-    while time.monotonic() < deadline:
-        try:
-            if _control(folder, command="quit -t 1\n").returncode != 0:
-                return
-        except subprocess.TimeoutExpired:
-            continue
-        time.sleep(0.2)
+def _start(folder: Path) -> str | None:
+    """Start the daemon of ``folder``; why that failed, on one line."""
+    try:
+        for name in ("pipe", "log"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        code, output = _control(folder, _START_DEADLINE_S, "-d")
+    except subprocess.TimeoutExpired:
+        return f"{_CONTROL} -d: did not return within {_START_DEADLINE_S:g} s"
+    except OSError as error:
+        return f"{_CONTROL} -d: {error}"
+    text = " ".join(output.split())
+    return None if code == 0 else f"{_CONTROL} -d: exit code {code}: {text}"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 SHM_PREFIX = "mokbench-"
 # Where Linux shows POSIX shared memory; elsewhere names cannot be listed and nothing is swept.
 _SHM_FOLDER = Path("/dev/shm")
+_PROC = Path("/proc/self")
 
 
 def new_token() -> str:
@@ -29,17 +30,22 @@ def remove_stale() -> None:
     """Remove segments whose command is no longer alive."""
     for path in _SHM_FOLDER.glob(f"{SHM_PREFIX}*-*-*"):
         pid = path.name.removeprefix(SHM_PREFIX).split("-")[0]
-        if pid.isdigit() and not _is_alive(int(pid)):
+        if pid.isdigit() and not is_alive(int(pid)):
             # Another user's, or no segment at all.
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether a process of this number runs; one that ended and is not reaped yet does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
         return True
-    return True
+    try:
+        # The name before it may hold anything, brackets too.
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1] != [b"Z"]
+    except OSError:  # it ended just now, or there is no such folder here
+        return not _PROC.is_dir()

@@ -42,7 +42,10 @@ class Timer(Protocol):
         """
 
     def graphed(self, step: Step) -> Step:
-        """``step`` captured in a CUDA graph; raises UnsupportedError where that cannot be."""
+        """``step`` captured in a CUDA graph; raises MokbenchError where that cannot be.
+
+        It runs once before: what other ranks of it need must be able to run there too.
+        """
 
 
 def block(timer: Timer, regime: Regime, step: Step, iterations: int) -> Tensor:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mokbench.figures import SHARED_GPU
 from mokbench.record import Record
 from mokbench.report import units, wording
 from mokbench.report.comparison import Comparison, compare, may_compare
@@ -122,7 +121,7 @@ def _largest(groups: dict[tuple[str, str, str], list[Win]]) -> list[str]:
         f"Largest difference: {wording.workload(win.work, [fast.link])}, {wording.regime(fast)}: "
         f"{slow.name} takes {units.ratio(pair.ratio)} times as long as {fast.name}"
         + (f"; {why}" if why else "")
-        + "".join(f" ({SHARED_GPU})" for _ in range(wording.shares_gpu(fast)))
+        + "".join(f" ({wording.sharing(fast)})" for _ in range(wording.shares_gpu(fast)))
         + "."
     ]
 

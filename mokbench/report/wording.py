@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from mokbench.figures import SHARED_GPU
+from mokbench.figures import SHARED_GPU, SHARED_GPUS
 from mokbench.machine import Machine
 from mokbench.record import Record
 from mokbench.report import units
@@ -104,14 +104,18 @@ def marks(records: Sequence[Record], machine: Machine) -> list[str]:
         who = "; ".join(f"{', '.join(names)} with {ranks}" for ranks, names in systems_of.items())
         cores = units.count(machine.usable_cores, "core")
         said.append(f"oversubscribed host, more busy threads than its {cores}: {who}")
-    if any(shares_gpu(r) for r in records):
-        said.append(SHARED_GPU)
+    said += dict.fromkeys(sharing(r) for r in records if shares_gpu(r))
     return said
 
 
 def shares_gpu(record: Record) -> bool:
-    """Whether ranks of this row ran on one GPU, so that the link was its memory."""
+    """Whether ranks of this row ran on one GPU, whose memory then was the link among them."""
     return record.ranks_per_gpu is not None and record.ranks_per_gpu > 1
+
+
+def sharing(record: Record) -> str:
+    """What that means for its ratios: all ranks on one GPU, or several GPUs that each have some."""
+    return SHARED_GPUS if record.link in ("nvlink", "pcie") else SHARED_GPU
 
 
 def sentence(found: Comparison, name_runs: bool = False) -> str:
@@ -135,7 +139,7 @@ def sentence(found: Comparison, name_runs: bool = False) -> str:
             f"{units.number(other.combine_us)} us in combine"
         )
     if shares_gpu(mok):
-        text += f"; {SHARED_GPU}"
+        text += f"; {sharing(mok)}"
     where = f"{found.mok.run}, " if name_runs and one_run else ""
     return f"{where}{regime(mok)}: {text}."
 

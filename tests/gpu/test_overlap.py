@@ -11,7 +11,7 @@ def test_ranks_with_their_share_of_the_sms_run_together(ranks):
     answers = run_ranks(ranks, require_overlap)
     assert all(isinstance(answer, float) for answer in answers), answers
     print(f"ranks {ranks}: all kernels together for {min(answers) * 1e3:.1f} ms of 50")
-    assert min(answers) > 0.005
+    assert min(answers) >= 0.04
 
 
 def probe_all_sms(fabric):
