@@ -8,6 +8,7 @@ from fake_run import CUDA, fake_machine, fake_record, fake_run, row, stored
 
 from mokbench import report, run_checks
 from mokbench.cli import main
+from mokbench.code_version import CodeVersion
 from mokbench.figures import SHARED_GPU
 from mokbench.report import glossary, winners, wording
 from mokbench.report.cells_table import COLUMNS, Cell
@@ -335,6 +336,17 @@ def test_several_machines_in_one_page_are_refused(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "report them apart" in done.stderr
     assert done.stdout == ""
+
+
+def test_which_mokbench_measured_is_part_of_the_environment(tmp_path: Path) -> None:
+    code = [CodeVersion(version="0.1.0", commit="0123456789abcdef", dirty=True)]
+    run = stored(tmp_path / "new", [row("mok", 1.0)], code=code)
+    said = "mokbench 0.1.0, commit 0123456789ab with changes"
+    assert said in report.html_report([run])
+    assert said in report.markdown([run])
+    older = stored(tmp_path / "old", [row("mok", 1.0)])
+    for told in (report.html_report([older]), report.markdown([older])):
+        assert "by an older mokbench that did not store its version" in told
 
 
 def with_method_version(folder: Path, version: int) -> RunFolder:

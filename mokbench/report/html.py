@@ -90,7 +90,7 @@ def html(runs: Sequence[RunFolder]) -> str:
         cells=cells,
         missing=cells_table.not_measured(rows),
         sections=_sections(rows),
-        environment=environment(rows.machine),
+        environment=[*environment(rows.machine), *_code(rows)],
         configs=[(name, meta) for name, meta in rows.runs],
         method=(f"Method version {rows.method_version}.", *_METHOD, *_conditions(rows)),
     )
@@ -133,6 +133,14 @@ def environment(machine: Machine) -> list[tuple[str, str]]:
         for name, value in told.items()
         if value not in (None, "", [])
     ]
+
+
+def _code(rows: Rows) -> list[tuple[str, str]]:
+    """Which mokbench measured, run by run where they differ."""
+    told = {name: wording.code(meta) for name, meta in rows.runs}
+    if len(set(told.values())) == 1:
+        return [("measured by", next(iter(told.values())))]
+    return [(f"measured by, {name}", text) for name, text in told.items()]
 
 
 def _sections(rows: Rows) -> list[Section]:

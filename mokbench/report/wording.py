@@ -8,6 +8,7 @@ from mokbench.record import Record
 from mokbench.report import units
 from mokbench.report.comparison import Comparison
 from mokbench.report.rows import Row, Rows, Workload
+from mokbench.run_meta import RunMeta
 from mokbench.stats import EFFECT_FLOOR, interval_ranks
 
 HOST = (
@@ -201,8 +202,16 @@ def runs(rows: Rows) -> list[str]:
             f"{sum(row.record.status == status for row in own)} {status}"
             for status in ("ok", "unsupported", "failed")
         )
-        lines.append(f"{name}: config {meta.name}, {meta.created}, {meta.status}; rows: {tally}")
+        about = f"config {meta.name}, {meta.created}, {meta.status}, {code(meta)}"
+        lines.append(f"{name}: {about}; rows: {tally}")
     return lines
+
+
+def code(meta: RunMeta) -> str:
+    """Which mokbench measured a run; several where it was resumed with another one."""
+    if meta.code:
+        return "; then ".join(map(str, meta.code))
+    return "by an older mokbench that did not store its version"
 
 
 def unsettled(rows: Sequence[Row]) -> str | None:
