@@ -61,6 +61,8 @@ PERFORMANCE = (
     "block_us",
     "noise",
     "signal_detail",
+    "hold_expired_share",
+    "mma_utilization",
 )
 
 
@@ -145,6 +147,10 @@ class Record(Figures):
     routing_digest: str | None = None
     cell_digest: str | None = None
     samples_file: str | None = None
+    # Of samples whose pass was not yet queued when it began, see docs/measuring-on-a-gpu.md.
+    hold_expired_share: float | None = None
+    mma_utilization: float | None = None
+    peak_sm_clock_mhz: float | None = None
     error: Failure | None = None
     started: str | None = None
     elapsed_s: float | None = None

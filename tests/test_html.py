@@ -183,6 +183,29 @@ def test_the_verdict_comes_first_and_says_who_by_how_much_and_why(tmp_path: Path
         assert text in found.text
 
 
+@pytest.mark.parametrize(("mhz", "differ"), [(1450.0, False), (1650.0, True)])
+def test_a_difference_of_clocks_stands_beside_the_verdict_and_is_no_why(
+    tmp_path: Path, mhz: float, differ: bool
+) -> None:
+    phases = {"dispatch_us": 20.0, "combine_us": 10.0}
+    for first in ("local", "mok"):
+        rows = [
+            row(first, 100.0, block_us=[100.0] * 8, sm_clock_mhz=1420.0, **TURN, **phases),
+            row("alltoall", 110.0, block_us=[110.0] * 8, sm_clock_mhz=mhz, **TURN, **phases),
+        ]
+        run = stored(tmp_path / f"{first}-{mhz}", rows)
+        (line, largest) = winners.sentences(gather([run]), winners.wins(gather([run])))[-2:]
+        assert ("[SM clock +16 % against it in 1 (in SM cycles 1.28 times)" in line) == differ
+        assert ("SM 1650 against 1420 MHz; in SM cycles 1.28" in largest) == differ
+        assert ("the rest" in largest) != differ
+        text = report.markdown([run])
+        assert ("it takes 1.10 times the step time" in text) == differ
+        assert ("SM 1420 against 1650 MHz; in SM cycles 0.78" in text) == (
+            differ and first == "mok"
+        )
+        assert ("SM 1650 against 1420 MHz" in page(run).text) == differ
+
+
 def test_what_the_interval_does_not_show_is_not_called_a_win(tmp_path: Path) -> None:
     rows = [
         row("mok", 99.0, block_us=[95.0, 104.0] * 4, **TURN),

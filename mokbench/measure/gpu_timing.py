@@ -17,7 +17,7 @@ from mokbench import jit
 from mokbench.device_kernel import DeviceKernel
 from mokbench.errors import MokbenchError
 from mokbench.fabric.cuda import MAX_RANKS, CudaFabric
-from mokbench.measure.columns import CLOCK, DURATION, START
+from mokbench.measure.columns import CLOCK, DURATION, EXPIRED, START
 from mokbench.measure.timing import Step
 from mokbench.workload import Regime
 
@@ -39,6 +39,7 @@ class AlignArgs(ctypes.Structure):
         ("rank", ctypes.c_uint32),
         ("value", ctypes.c_uint32),
         ("go", ctypes.c_uint64),
+        ("expired", ctypes.c_uint64),
         ("hold_ns", ctypes.c_uint64),
         ("wait_bound_ns", ctypes.c_uint64),
     )
@@ -83,9 +84,10 @@ class GpuTimer:
     def isolated(self, step: Step, iterations: int) -> Tensor:
         """See Timer; durations are those of CUDA events."""
         events, stamps = _events(2 * iterations), self._stamps(2 * iterations)
+        expired = self._holds(iterations)
         for i in range(iterations):
             self._flush.zero_()
-            self.align()
+            self.align(expired.data_ptr() + i * expired.element_size())
             self._stamp(stamps[2 * i])
             events[2 * i].record()
             step()
@@ -95,12 +97,12 @@ class GpuTimer:
         self._synchronize()
         pairs = zip(events[::2], events[1::2], strict=True)
         duration_us = torch.tensor([a.elapsed_time(b) * 1e3 for a, b in pairs])
-        return _block(stamps, duration_us)
+        return _block(stamps, duration_us, expired)
 
     def steady(self, step: Step, iterations: int) -> Tensor:
         """See Timer; no flush, no alignment inside. Released when the first pass is queued."""
-        events, stamps = _events(2), self._stamps(2)
-        self.align()
+        events, stamps, expired = _events(2), self._stamps(2), self._holds(1)
+        self.align(expired.data_ptr())
         self._stamp(stamps[0])
         events[0].record()
         for _ in range(iterations):
@@ -110,7 +112,7 @@ class GpuTimer:
         self._stamp(stamps[1])
         self._synchronize()
         period_us = events[0].elapsed_time(events[1]) * 1e3 / iterations
-        return _block(stamps, torch.tensor([period_us]))
+        return _block(stamps, torch.tensor([period_us]), expired)
 
     def phases(self, dispatch: Step, compute: Step, combine: Step, iterations: int) -> Tensor:
         """See Timer; dispatch finds a flushed L2, combine what the expert MLPs left."""
@@ -146,14 +148,16 @@ class GpuTimer:
 
         return replay
 
-    def align(self) -> None:
+    def align(self, expired: int = 0) -> None:
         """Queue a kernel that waits for ``release``, 5 ms at most, and then for all ranks.
 
-        Ranks leave it a flag's travel apart.
+        Ranks leave it a flag's travel apart. ``expired`` is the address of an int32 that becomes 1
+        if the 5 ms were over first.
         """
         self._value += 1
         # A launch copies its arguments, so one struct serves all of them.
         self._align_args.value = self._value % 2**32
+        self._align_args.expired = expired
         self._align_kernel.launch(1, _ALIGN_THREADS, [self._align_args], _stream())
 
     def release(self) -> None:
@@ -164,6 +168,10 @@ class GpuTimer:
         """Room for ``count`` readings of all SMs: int64 [count, SMs, (cycles, ns)]."""
         shape = (count, self._num_sms, 2)
         return torch.zeros(shape, dtype=torch.int64, device=self._fabric.device)
+
+    def _holds(self, count: int) -> Tensor:
+        """Which of ``count`` alignments did not wait for ``release``: int32, 0 so far."""
+        return torch.zeros(count, dtype=torch.int32, device=self._fabric.device)
 
     def _stamp(self, stamps: Tensor) -> None:
         arguments = StampArgs(stamps.data_ptr(), self._num_sms)
@@ -184,11 +192,11 @@ def _stream() -> int:
     return int(torch.cuda.current_stream().cuda_stream)
 
 
-def _block(stamps: Tensor, duration_us: Tensor) -> Tensor:
-    """Columns of a block: when each sample began, how long it took, the SMs' clock meanwhile."""
+def _block(stamps: Tensor, duration_us: Tensor, expired: Tensor) -> Tensor:
+    """Columns of a block: when each sample began, how long it took, the SMs' clock, its hold."""
     readings = stamps.cpu().double().reshape(-1, 2, *stamps.shape[1:])
-    samples = torch.empty(len(duration_us), 3, dtype=torch.float64)
-    samples[:, DURATION] = duration_us
+    samples = torch.empty(len(duration_us), 4, dtype=torch.float64)
+    samples[:, DURATION], samples[:, EXPIRED] = duration_us, expired.cpu().double()
     for i, (before, after) in enumerate(readings):
         samples[i, START], samples[i, CLOCK] = start_and_clock(before, after)
     return samples

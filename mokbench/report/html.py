@@ -10,7 +10,7 @@ import jinja2
 
 from mokbench import __version__
 from mokbench.machine import Machine
-from mokbench.report import cells_table, charts, glossary, units, winners, wording
+from mokbench.report import cells_table, charts, clock_words, glossary, units, winners, wording
 from mokbench.report.cells_table import Cell, Grid, Heading
 from mokbench.report.charts import KINDS
 from mokbench.report.document import Section, sections
@@ -174,6 +174,7 @@ def _wins(won: Sequence[winners.Win]) -> Grid:
         record = win.fastest.record
         behind = "; ".join(
             f"{pair.mok.record.name} {'~' * (pair.basis == 'separate')}{units.ratio(pair.ratio)}"
+            + (f" [{clock}]" if (clock := clock_words.beside(pair)) else "")
             for pair in win.behind
         )
         time = record.step_time_us

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from mokbench.figures import SHARED_GPU
 from mokbench.machine import Machine
 from mokbench.record import Record
-from mokbench.report import units
+from mokbench.report import clock_words, units
 from mokbench.report.comparison import Comparison
 from mokbench.report.rows import Row, Rows, Workload
 from mokbench.run_meta import RunMeta
@@ -135,6 +135,8 @@ def sentence(found: Comparison, name_runs: bool = False) -> str:
             f", which spends {units.number(other.dispatch_us)} us in dispatch and "
             f"{units.number(other.combine_us)} us in combine"
         )
+    if clock := clock_words.beside(found):
+        text += f"; {clock}"
     if shares_gpu(mok):
         text += f"; {SHARED_GPU}"
     where = f"{found.mok.run}, " if name_runs and one_run else ""
