@@ -207,7 +207,7 @@ def test_signaling_table(tmp_path: Path) -> None:
     assert " N" in line
     points = fake_signals((2, 4, 8), cores=64)
     median = points[0].quantities["signal_ready_us.push"].median
-    assert f"{median:.2f} / " in line
+    assert f"{median:.2f} (" in line
     assert "min step, us" in text
     assert "*" not in text.split("Signaling")[1]
 
