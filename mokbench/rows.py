@@ -35,7 +35,7 @@ class Surroundings:
 
     link: str
     oversubscribed: bool
-    timer_step_us: float
+    timer_step_us: float | None
     signals: Mapping[int, SignalPoint]  # by number of ranks
     min_step: Quantity | None
     rates: RatePoint | None = None

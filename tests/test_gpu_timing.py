@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mokbench.measure.columns import EXPIRED
-from mokbench.measure.gpu_timing import _block
+from mokbench.measure.gpu_timing import _block, smallest_step_us
 
 HELD = torch.tensor([0], dtype=torch.int32)
 
@@ -50,3 +50,17 @@ def test_a_sample_whose_hold_ended_early_says_so():
         torch.tensor([0, 1], dtype=torch.int32),
     )
     assert block[:, EXPIRED].tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("apart_us", "step_us"),
+    [
+        ([2.048, 2.048, 2.08, 4.128], 0.032),
+        ([1.5, 1.5, 1.5], 1.5),
+        ([0.0, 0.0], None),
+        ([1.0, 1.0000001, 1.5], 0.5),
+    ],
+    ids=["between times", "all alike", "nothing moved", "rounding"],
+)
+def test_the_timers_step_is_the_smallest_difference(apart_us, step_us):
+    assert smallest_step_us(apart_us) == (None if step_us is None else pytest.approx(step_us))

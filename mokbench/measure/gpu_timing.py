@@ -8,6 +8,7 @@ the events. A device that is behind the CPU is not held at all, so it does not c
 import ctypes
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -29,6 +30,10 @@ _SEGMENT_BYTES = 1 << 20
 _HOLD_S = 5e-3
 # Flushing writes more than the L2 holds, so that what the pass before left is evicted.
 _FLUSH_FACTOR = 2
+# Enough neighbours that some are one step of the timer apart in how far they are apart.
+_STEP_EVENTS = 256
+# Times are FP32 milliseconds: differences below a nanosecond are rounding.
+_ROUNDING_US = 1e-3
 
 
 class AlignArgs(ctypes.Structure):
@@ -148,6 +153,16 @@ class GpuTimer:
 
         return replay
 
+    def step_us(self) -> float | None:
+        """Step of the clock behind CUDA events, from events queued one behind the other."""
+        events = _events(_STEP_EVENTS)
+        self.align()
+        for event in events:
+            event.record()
+        self.release()
+        self._synchronize()
+        return smallest_step_us([a.elapsed_time(b) * 1e3 for a, b in pairwise(events)])
+
     def align(self, expired: int = 0) -> None:
         """Queue a kernel that waits for ``release``, 5 ms at most, and then for all ranks.
 
@@ -200,6 +215,13 @@ def _block(stamps: Tensor, duration_us: Tensor, expired: Tensor) -> Tensor:
     for i, (before, after) in enumerate(readings):
         samples[i, START], samples[i, CLOCK] = start_and_clock(before, after)
     return samples
+
+
+def smallest_step_us(apart_us: Sequence[float]) -> float | None:
+    """Smallest difference other than 0 between times, or between a time and 0; None for none."""
+    times = sorted([0.0, *apart_us])
+    steps = (later - earlier for earlier, later in pairwise(times))
+    return min((step for step in steps if step > _ROUNDING_US), default=None)
 
 
 def start_and_clock(before: Tensor, after: Tensor) -> tuple[float, float]:
