@@ -57,7 +57,10 @@ class StampArgs(ctypes.Structure):
 
 
 class GpuTimer:
-    """Timer of the cuda fabric; see measure.timing.Timer."""
+    """Timer of the cuda fabric; see measure.timing.Timer.
+
+    ``flush_bytes`` are written before each isolated pass, so that its L2 holds nothing of the last.
+    """
 
     def __init__(self, fabric: CudaFabric) -> None:
         self._fabric = fabric
@@ -77,8 +80,8 @@ class GpuTimer:
         expression = f"mokbench::align_ranks<{fabric.ranks}>"
         self._align_kernel = DeviceKernel(jit.build(_SOURCE, expression, fabric.arch))
         self._stamp_kernel = DeviceKernel(jit.build(_SOURCE, "mokbench::stamp_clocks", fabric.arch))
-        flush_bytes = _FLUSH_FACTOR * properties.L2_cache_size
-        self._flush = torch.zeros(flush_bytes, dtype=torch.uint8, device=fabric.device)
+        self.flush_bytes = _FLUSH_FACTOR * properties.L2_cache_size
+        self._flush = torch.zeros(self.flush_bytes, dtype=torch.uint8, device=fabric.device)
         # Construction zeroes the buffer, which a peer's first alignment raises.
         fabric.barrier()
 
