@@ -12,6 +12,7 @@ struct AlignArgs {
   u32 rank;
   u32 value;      // one more than in the call before
   const u32* go;  // in pinned host memory
+  u32* expired;   // of this rank, or null: becomes 1 if hold_ns were over before `go`
   u64 hold_ns;
   u64 wait_bound_ns;
 };
@@ -26,7 +27,10 @@ __global__ void __launch_bounds__(kMaxRanks, 1) align_ranks(const __grid_constan
   const u64 began_ns = ptx::globaltimer_ns();
   if (threadIdx.x == 0) {
     while (!reached(ptx::ld_relaxed_sys(a.go), a.value)) {
-      if (ptx::globaltimer_ns() - began_ns > a.hold_ns) break;
+      if (ptx::globaltimer_ns() - began_ns > a.hold_ns) {
+        if (a.expired != nullptr) *a.expired = 1;
+        break;
+      }
       ptx::nanosleep(200);
     }
   }

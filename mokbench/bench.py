@@ -1,6 +1,7 @@
 """A rank's fabric with the measuring tools that belong to it: the host's, or the GPU's."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +12,10 @@ from mokbench.measure.link_counters import LinkCounters
 from mokbench.measure.nvml_gpu import NvmlGpu
 from mokbench.measure.physical import PhysicalBytes, gpu_uuid, physical_bytes
 from mokbench.measure.timing import HostTimer, Step, Timer
+
+# Dense FLOP a cycle of one SM's tensor cores, FP32 sums: NVIDIA states 989 TFLOP/s for 132 SMs at
+# 1830 MHz.
+_MMA_FLOPS = {"sm_90a": {"bf16": 4096}}
 
 
 class Peak(Protocol):
@@ -31,10 +36,12 @@ class Reference(Protocol):
 
 @dataclass(frozen=True)
 class Sharing:
-    """How ranks share the GPUs, for the rows; all None on the host fabric."""
+    """The GPUs and how ranks share them, for the rows; nothing on the host fabric."""
 
     ranks_per_gpu: int | None = None
     num_sms: int | None = None
+    # FLOP a cycle of all SMs of one GPU, by the workload's dtype, where it is known.
+    mma_flops_per_cycle: Mapping[str, int] = field(default_factory=dict)
 
 
 class Bench(Protocol):
@@ -111,7 +118,7 @@ class CudaBench:
         self._overlap_s = require_overlap(fabric) if fabric.ranks_per_gpu > 1 else None
         self.timer = GpuTimer(fabric)
         self.device = str(fabric.device)
-        self.sharing = Sharing(fabric.ranks_per_gpu, fabric.num_sms)
+        self.sharing = Sharing(fabric.ranks_per_gpu, fabric.num_sms, _mma_flops(fabric))
         self._references: dict[torch.dtype, Reference] = {}
         self._counters: LinkCounters | None = None
 
@@ -150,6 +157,11 @@ class CudaBench:
     def synchronize(self) -> None:
         """See Bench."""
         torch.cuda.synchronize()
+
+
+def _mma_flops(fabric: Any) -> dict[str, int]:
+    count = torch.cuda.get_device_properties(fabric.device).multi_processor_count
+    return {dtype: count * flops for dtype, flops in _MMA_FLOPS.get(fabric.arch, {}).items()}
 
 
 def open_bench(

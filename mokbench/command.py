@@ -15,6 +15,7 @@ from rich.console import Console
 
 from mokbench import machine, report, trace
 from mokbench.cells import expand
+from mokbench.code_version import code_version
 from mokbench.config import Suite, load, parse
 from mokbench.dry_run import print_plan
 from mokbench.errors import ConfigError, MokbenchError, ResultsError
@@ -27,6 +28,7 @@ from mokbench.progress import make_progress
 from mokbench.record import Record
 from mokbench.report_command import draw
 from mokbench.results import RunFolder
+from mokbench.run_checks import refuse_changed_cells
 from mokbench.run_meta import RunMeta
 from mokbench.selection import select
 from mokbench.spawn import LocalStarter
@@ -80,7 +82,7 @@ def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | N
         for line in neighbours(gpus):
             _say(f"note: {line}")
     segments.remove_stale()
-    folder = _open_folder(request, suite, launcher)
+    folder = _open_folder(request, suite, cells, launcher)
     token = segments.new_token()
 
     def make_pool(ranks: int) -> WorkerPool:
@@ -172,7 +174,9 @@ def _config_of(run: Path, meta: RunMeta) -> Path:
     return Path(str(meta.config.get("file", "config.yaml")))
 
 
-def _open_folder(request: Request, suite: Suite, launcher: Launcher | None) -> RunFolder:
+def _open_folder(
+    request: Request, suite: Suite, cells: list[Cell], launcher: Launcher | None
+) -> RunFolder:
     here = machine.describe()
     if request.resume is None:
         if request.rerun_failed:
@@ -181,7 +185,7 @@ def _open_folder(request: Request, suite: Suite, launcher: Launcher | None) -> R
         return RunFolder.create(path, _meta(request, suite, here, launcher, path))
     if request.out is not None:
         raise ConfigError(["--out and --resume both name the run folder: give one of them"])
-    folder = RunFolder.resume(request.resume, here)
+    folder = RunFolder.resume(request.resume, here, lambda run: _left(request, run, cells))
     if folder.meta.config_text != suite.text:
         folder.close()
         raise ConfigError(
@@ -208,6 +212,7 @@ def _meta(
         launcher=launcher.told() if launcher else None,
         machine=here,
         versions=machine.versions(),
+        code=[code_version()],
     )
 
 
@@ -254,6 +259,7 @@ def _left(request: Request, stored: RunFolder | None, cells: list[Cell]) -> list
     if stored is None:
         return cells
     done = stored.completed_ids(include_failed=not request.rerun_failed)
+    refuse_changed_cells(stored, [cell for cell in cells if cell.id in done])
     return [cell for cell in cells if cell.id not in done]
 
 

@@ -64,7 +64,8 @@ def _cores() -> Iterator[Finding]:
 
 def _timer() -> Iterator[Finding]:
     step_ns = time.get_clock_info("perf_counter").resolution * 1e9
-    yield Finding("timer", f"steps of {step_ns:g} ns on the host; a run measures the GPU's own")
+    text = f"host: perf_counter says that it steps by {step_ns:g} ns; GPU: CUDA events, not "
+    yield Finding("timer", text + "measured here, a run stores their step (timer_step_us)")
 
 
 def _shared_memory() -> Iterator[Finding]:

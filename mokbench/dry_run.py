@@ -15,7 +15,16 @@ from mokbench.workload import Cell
 def print_plan(suite: Suite, cells: list[Cell], fabric: str, gpus: Gpus) -> None:
     """Cells, times and memory on standard output."""
     made = plan(suite, cells, _workspace_bytes)
-    Console().print(plan_table(made, refusal, _memory_bytes(fabric, gpus)))
+    table = plan_table(made, refusal, _memory_bytes(fabric, gpus), _not_here(fabric, gpus))
+    Console().print(table)
+
+
+def _not_here(fabric: str, gpus: Gpus) -> str | None:
+    """Why this machine can make the plan and not run it, or None."""
+    if fabric != "cuda" or gpus.visible() > 0:
+        return None
+    why = gpus.note or "CUDA_VISIBLE_DEVICES hides them all"
+    return f"fabric: cuda needs a GPU, and none is here ({why})"
 
 
 def _memory_bytes(fabric: str, gpus: Gpus) -> int | None:

@@ -86,6 +86,7 @@ class GroupRun:
             "flops": metrics.layer_flops(routing, work),
             "ranks_per_gpu": self._bench.sharing.ranks_per_gpu,
             "num_sms": self._bench.sharing.num_sms,
+            "mma_flops_per_cycle": self._bench.sharing.mma_flops_per_cycle.get(str(work.dtype)),
         }
 
     def _admit(self, cells: list[Cell]) -> Entry:
@@ -231,6 +232,7 @@ class GroupRun:
             "measured_s": lane.warmup_s + lane.measured_s,
             "stop_reason": lane.stop_reason,
             "sm_clock_mhz": lane.sm_clock_mhz,
+            "hold_expired_share": lane.hold_expired_share,
             "l2_state": self._bench.timer.l2_state(lane.regime),
         }
 
@@ -253,6 +255,7 @@ class GroupRun:
         bound = metrics.roofline(self._layer.routing, self._layer.workload, rates, ranks_per_gpu)
         return {
             "peak_tflops": per_rank * ranks_per_gpu / 1e12,
+            "peak_sm_clock_mhz": reference[0].sm_clock_mhz,
             "roofline_us": None if bound.seconds is None else bound.seconds * 1e6,
             "roofline_bound": bound.bound,
         }

@@ -277,6 +277,14 @@ def roofline(
     )
 
 
+def mma_utilization(tflops: float, flops_per_cycle: int, clock_mhz: float) -> float:
+    """Cycles that the tensor cores need for a GPU's FLOPs, over the cycles that the step took.
+
+    Unlike a share of a peak in TFLOP/s, it does not move with the clock.
+    """
+    return tflops * 1e12 / (flops_per_cycle * clock_mhz * 1e6)
+
+
 def utilization(
     num_bytes: float, seconds: float, peer_bytes_per_s: float, ranks: int, link: str
 ) -> float | None:

@@ -15,11 +15,15 @@ _GIB, _MIB = 1 << 30, 1 << 20
 
 
 def plan_table(
-    plan: Plan, refusal: Callable[[Cell], str | None], memory_bytes: int | None = None
+    plan: Plan,
+    refusal: Callable[[Cell], str | None],
+    memory_bytes: int | None = None,
+    not_here: str | None = None,
 ) -> RenderableType:
     """Cells with estimated time and memory a rank, unsupported ones with their reason.
 
     ``memory_bytes`` is what the ranks have together here; a plan that needs more is warned of.
+    ``not_here`` is why none of the cells can run on this machine.
     """
     table = Table("cell", "time s", "memory/rank", "", box=None, pad_edge=False)
     for planned in plan.cells[:_MAX_ROWS]:
@@ -30,7 +34,7 @@ def plan_table(
             "-" if reason else _size(planned.rank_bytes),
             Text(f"unsupported: {reason}" if reason else ""),
         )
-    return Group(table, *_totals(plan), *_warning(plan, memory_bytes))
+    return Group(table, *_totals(plan), *_warning(plan, memory_bytes), *_not_here(not_here))
 
 
 def _totals(plan: Plan) -> Iterator[Text]:
@@ -50,6 +54,11 @@ def _warning(plan: Plan, memory_bytes: int | None) -> Iterator[Text]:
             f"warning: this machine has {_size(memory_bytes)}; {worst.cell.id} needs more",
             style="bold",
         )
+
+
+def _not_here(why: str | None) -> Iterator[Text]:
+    if why is not None:
+        yield Text(f"none of these cells can run here: {why}", style="bold")
 
 
 def _size(num_bytes: int) -> str:

@@ -15,6 +15,7 @@ _FILE = "rates.json"
 class RatePoint(Figures):
     """Rates with ``ranks`` ranks at once, in bytes/s of one rank; docs/metrics.md defines each.
 
+    ``timer_step_us`` is the step of CUDA events' times; folders of an older mokbench have none.
     ``skew_self_test_us`` is what the timer reported for a rank made 200 us late, ``overlap_ms`` how
     long the kernels of ranks that share a GPU were seen to run at the same time.
     """
@@ -28,6 +29,7 @@ class RatePoint(Figures):
     peer_bytes_per_s: float | None
     skew_self_test_us: float
     overlap_ms: float | None
+    timer_step_us: float | None = None
 
     @classmethod
     def of(cls, told: dict[str, Any], **known: Any) -> Self:

@@ -1,17 +1,18 @@
 """One row of a run: everything that is known about one cell, under the report contract's names.
 
-Names are a contract: add, never rename. Adding a field raises ``RECORD_VERSION``; changing what
-a figure means raises ``METHOD_VERSION``, and rows of different method versions are never compared.
+Names are a contract: add, never rename. Adding a field raises ``RECORD_VERSION``, and older records
+stay readable; changing what a figure means raises ``METHOD_VERSION``, and rows of different method
+versions are never compared.
 """
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
+from mokbench.cell_digest import cell_digest
 from mokbench.errors import ResultsError
 from mokbench.figures import (
     Fabric,
@@ -31,7 +32,8 @@ from mokbench.row_checks import implausible, not_finite
 if TYPE_CHECKING:
     from mokbench.workload import Cell
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
+_OLDEST_RECORD_VERSION = 1
 METHOD_VERSION = 1
 
 # What only a measured row may carry: a failed or unsupported row has no performance.
@@ -59,6 +61,8 @@ PERFORMANCE = (
     "block_us",
     "noise",
     "signal_detail",
+    "hold_expired_share",
+    "mma_utilization",
 )
 
 
@@ -143,6 +147,10 @@ class Record(Figures):
     routing_digest: str | None = None
     cell_digest: str | None = None
     samples_file: str | None = None
+    # Of samples whose pass was not yet queued when it began, see docs/measuring-on-a-gpu.md.
+    hold_expired_share: float | None = None
+    mma_utilization: float | None = None
+    peak_sm_clock_mhz: float | None = None
     error: Failure | None = None
     started: str | None = None
     elapsed_s: float | None = None
@@ -232,13 +240,6 @@ class Record(Figures):
         return self.model_dump(mode="json", by_alias=True)
 
 
-def cell_digest(cell: "Cell") -> str:
-    """SHA-256 (16 hex digits) of what the cell measures; its id is only a name and left out."""
-    content = {key: value for key, value in cell.to_dict().items() if key != "id"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def parse_record(where: str, line: bytes) -> Record:
     """Read one stored line; ``where`` (file:line) goes into the ResultsError for a bad one.
 
@@ -261,7 +262,7 @@ def _parse(where: str, line: bytes) -> Record:
     if b"NaN" not in line and b"Infinity" not in line:
         with contextlib.suppress(ValidationError):
             record = Record.model_validate_json(line)
-            if record.record_version == RECORD_VERSION:
+            if _OLDEST_RECORD_VERSION <= record.record_version <= RECORD_VERSION:
                 return record
     data = json.loads(line)
     check_version(where, data)
@@ -282,9 +283,10 @@ def check_version(where: str, data: Any) -> None:
     if not isinstance(data, dict):
         raise ValueError(f"found a {type(data).__name__}, a JSON object is needed")
     found = data.get("record_version")
-    if isinstance(found, int) and found != RECORD_VERSION:
+    if isinstance(found, int) and not _OLDEST_RECORD_VERSION <= found <= RECORD_VERSION:
         age = "a newer" if found > RECORD_VERSION else "an older"
         raise ResultsError(
             f"{where}: written by {age} mokbench (record_version {found}, this one reads "
-            f"{RECORD_VERSION}); use that version to read it, or measure again"
+            f"{_OLDEST_RECORD_VERSION} to {RECORD_VERSION}); use that version to read it, or "
+            "measure again"
         )

@@ -11,12 +11,13 @@ import contextlib
 import hashlib
 import io
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from mokbench import signal_file
+from mokbench.code_version import code_version
 from mokbench.durable import (
     Lock,
     append_line,
@@ -29,7 +30,7 @@ from mokbench.durable import (
 from mokbench.errors import ResultsError
 from mokbench.figures import Imbalance, Quantity, SignalPoint, StepTime
 from mokbench.machine import Machine
-from mokbench.record import METHOD_VERSION, Record, parse_record
+from mokbench.record import METHOD_VERSION, RECORD_VERSION, Record, parse_record
 from mokbench.run_meta import RunMeta, RunStatus, read_meta
 
 if TYPE_CHECKING:
@@ -117,8 +118,13 @@ class RunFolder:
         return cls(path, meta)
 
     @classmethod
-    def resume(cls, path: str | Path, machine: Machine) -> Self:
-        """Go on writing a run; refused on another machine or with another method version."""
+    def resume(
+        cls, path: str | Path, machine: Machine, check: Callable[[Self], object] | None = None
+    ) -> Self:
+        """Go on writing a run; refused on another machine or with another method version.
+
+        ``check`` raises what speaks against it, before the run says that it is being written.
+        """
         path = Path(path)
         meta = read_meta(path)
         if meta.method_version != METHOD_VERSION:
@@ -141,7 +147,11 @@ class RunFolder:
         try:
             for record in run._all_records():
                 run._attempts[record.id] = record.attempt
-            run.meta = meta.model_copy(update={"status": "running", "finished": None})
+            if check is not None:
+                check(run)
+            code = list(dict.fromkeys([*meta.code, code_version()]))
+            update = {"status": "running", "finished": None, "code": code}
+            run.meta = meta.model_copy(update=update | {"record_version": RECORD_VERSION})
             run._write_meta()
         except ResultsError:
             lock.release()

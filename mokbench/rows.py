@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mokbench import metrics, stats
+from mokbench import clocks, metrics, stats
 from mokbench.figures import SHARED_GPU, SHARED_GPUS, Quantity, SignalPoint, StepTime
 from mokbench.measure.columns import CLOCK, DURATION, START
 from mokbench.rates import RatePoint
@@ -17,6 +17,15 @@ from mokbench.systems import System
 from mokbench.workload import Cell, Regime
 
 TWIN_NOTE = "host twin: a protocol check, no performance verdict"
+_RESULT_FIELDS = (
+    "peak_tflops",
+    "peak_sm_clock_mhz",
+    "roofline_us",
+    "sm_clock_mhz",
+    "hold_expired_share",
+    "l2_state",
+    "peak_memory_bytes",
+)
 MEMORY_NOTE = "peak_memory_bytes: not known on the host fabric, see docs/metrics.md"
 
 
@@ -26,7 +35,7 @@ class Surroundings:
 
     link: str
     oversubscribed: bool
-    timer_step_us: float
+    timer_step_us: float | None
     signals: Mapping[int, SignalPoint]  # by number of ranks
     min_step: Quantity | None
     rates: RatePoint | None = None
@@ -108,11 +117,16 @@ def _gpu_fields(
     """What only rows of the cuda fabric carry: rates over the measured peaks, clock, sharing."""
     ranks_per_gpu = facts["ranks_per_gpu"]
     fields: dict[str, Any] = {name: facts[name] for name in ("ranks_per_gpu", "num_sms")} | {
-        name: result.get(name)
-        for name in ("peak_tflops", "roofline_us", "sm_clock_mhz", "l2_state", "peak_memory_bytes")
+        name: result.get(name) for name in _RESULT_FIELDS
     }
     gpus = -(-facts["num_ranks"] // ranks_per_gpu)
     fields["tflops_per_gpu"] = metrics.tflops_per_gpu(facts["flops"], step_us / 1e6, gpus)
+    clock_mhz, flops = fields["sm_clock_mhz"], facts.get("mma_flops_per_cycle")
+    if clock_mhz and flops:
+        fields["mma_utilization"] = metrics.mma_utilization(
+            fields["tflops_per_gpu"], flops, clock_mhz
+        )
+    notes += clocks.row_notes(clock_mhz, fields["hold_expired_share"], fields["peak_sm_clock_mhz"])
     if fields["roofline_us"]:
         fields["roofline_ratio"] = step_us / fields["roofline_us"]
         notes.append(f"roofline: bound by {result['roofline_bound']}")

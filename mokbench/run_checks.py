@@ -1,10 +1,14 @@
 """What a run folder must be before its figures are held against others."""
 
+from collections.abc import Sequence
+
+from mokbench.cell_digest import cell_digest, lacks_defaults
 from mokbench.durable import whole_lines
 from mokbench.errors import ResultsError
 from mokbench.machine import Machine
 from mokbench.record import METHOD_VERSION
 from mokbench.results import RunFolder
+from mokbench.workload import Cell
 
 
 def refuse_unfinished(run: RunFolder) -> None:
@@ -30,6 +34,26 @@ def refuse_torn(run: RunFolder) -> None:
         raise ResultsError(
             f"{run.path / 'records.jsonl'}: the run ended, but its last row is cut short; restore "
             f"the file, or measure that cell again: mokbench run --resume {run.path}"
+        )
+
+
+def refuse_changed_cells(run: RunFolder, cells: Sequence[Cell]) -> None:
+    """Raise ResultsError where a stored row and the cell of its id are not one measurement.
+
+    The id does not tell: it names no option at its default, and the default may have changed.
+    """
+    stored = {record.id: record.cell_digest for record in run.records()}
+    for cell in cells:
+        found = stored.get(cell.id)
+        if found is None or found == cell_digest(cell):
+            continue
+        why = (
+            "was stored by an older mokbench, which did not keep the options that had defaults"
+            if lacks_defaults(found)
+            else "was measured with other options (a default may have changed since)"
+        )
+        raise ResultsError(
+            f"{run.path}: {cell.id} {why}; its rows and new ones cannot be mixed: start a new run"
         )
 
 

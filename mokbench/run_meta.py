@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from mokbench.code_version import CodeVersion
 from mokbench.durable import as_results_error
 from mokbench.errors import ResultsError
 from mokbench.figures import Figures, first_problem
@@ -28,6 +29,8 @@ class RunMeta(Figures):
     launcher: dict[str, Any] | None = None
     machine: Machine
     versions: dict[str, str] = Field(default_factory=dict)
+    # Of each mokbench that wrote rows, the one that started the run first; an older one says none.
+    code: list[CodeVersion] = Field(default_factory=list)
     created: str = ""
     finished: str | None = None
     status: RunStatus = "running"

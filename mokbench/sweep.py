@@ -214,12 +214,18 @@ class Sweep:
         return Surroundings(
             link="none" if ranks == 1 else link,
             oversubscribed=on_host and ranks * system.num_threads(cell) > usable_cores(),
-            timer_step_us=time.get_clock_info("perf_counter").resolution * 1e6,
+            timer_step_us=self._timer_step_us(ranks),
             signals=self._signals,
             rates=self._rates.get(cell.workload.ranks),
             min_step=found if isinstance(found, Quantity) else None,
             min_step_note=found if isinstance(found, str) else None,
         )
+
+    def _timer_step_us(self, ranks: int) -> float | None:
+        """Step of what times the rows: the host's clock, or CUDA events as this run saw them."""
+        if self.fabric == "host":
+            return time.get_clock_info("perf_counter").resolution * 1e6
+        return self._rates[ranks].timer_step_us if ranks in self._rates else None
 
     def _store(self, record: Record, samples: Any = None) -> None:
         """Store a row; raises MokbenchError where a resumed run would mix two routings."""

@@ -68,7 +68,7 @@ def _row(i: int, us: float) -> dict[str, Any]:
         | {"n": 99},
         "block_us": [us * (1 + 0.01 * k) for k in range(9)],
         "turn": f"t{workload}",
-        "cell_digest": f"{i:016d}",
+        "cell_digest": f"all-{i:016d}",
         "sm_clock_mhz": 1500.0,
         "roofline_ratio": 1.5,
         "link_utilization": 0.5,

@@ -24,7 +24,12 @@ def h200(**changes: Any) -> Machine:
 
 
 def cell(system: str, value: float, **changes: Any) -> Any:
-    fields = {"fabric": "cuda", "link": "nvlink", "ranks_per_gpu": 1, "cell_digest": f"c-{system}"}
+    fields = {
+        "fabric": "cuda",
+        "link": "nvlink",
+        "ranks_per_gpu": 1,
+        "cell_digest": f"all-{system}",
+    }
     step = {"median": value, "p95": value, "min": value, "ci_low": value, "ci_high": value, "n": 9}
     return fake_record(system=system, step_time_us=step, **(fields | changes))
 

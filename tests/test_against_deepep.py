@@ -104,6 +104,19 @@ def test_a_faster_row_is_not_explained_by_what_it_is_slower_in(tmp_path: Path) -
     assert (cause["phase"], cause["difference_us"]) == ("experts and waits", -500.0)
 
 
+@pytest.mark.parametrize(("mhz", "named"), [(1544.0, True), (1700.0, False)])
+def test_a_difference_of_clocks_has_no_cause(tmp_path: Path, mhz: float, named: bool) -> None:
+    rows = [
+        made("deepep", 1000, dispatch=100, combine=200, sm_clock_mhz=1500.0),
+        made("push", 1100, dispatch=350, combine=250, sm_clock_mhz=mhz),
+    ]
+    found = pairs(rows, tmp_path)["push"]
+    assert (found["cause"] is not None) == named
+    assert found["cycle_ratio"] == pytest.approx(1.1 * mhz / 1500)
+    text = text_of([stored(tmp_path / "again", rows)], 250)
+    assert ("SM 1700 against 1500 MHz; in SM cycles 1.25" in text) == (not named)
+
+
 def test_the_table_has_what_the_reader_needs(tmp_path: Path) -> None:
     swept = made("deepep", 1000, 100, 200, variant="num_sms=best", notes=[SWEEP])
     torch_gemm = made("deepep", 1050, 100, 201, variant="gemm=torch,num_sms=best", notes=[SWEEP])

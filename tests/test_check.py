@@ -164,12 +164,28 @@ def test_failed_and_missing_cells_are_no_silent_green(history: Path, tmp_path: P
 
 def test_other_options_under_one_id_are_another_series(history: Path, tmp_path: Path) -> None:
     runs = [
-        write_launch(tmp_path / f"o{i}", [cell("push", 2000.0, cell_digest="other")], 20 + i)
+        write_launch(tmp_path / f"o{i}", [cell("push", 2000.0, cell_digest="all-other")], 20 + i)
         for i in range(3)
     ]
     one = next(j for j in check(runs, history).judged if ".push." in j.series[0])
     assert one.call.verdict == "INSUFFICIENT"
     assert "options or routing are not what the history measured" in one.call.why
+
+
+def test_digests_without_defaults_compare_with_nothing(tmp_path: Path) -> None:
+    """Of an older mokbench: not even with one another, since a default may lie between them."""
+    old = [
+        write_launch(tmp_path / f"a{i}", [cell("push", 1000.0, cell_digest="0123456789abcdef")], i)
+        for i in range(10)
+    ]
+    root = tmp_path / "history"
+    for run in old[:5]:
+        record(check([run], root))
+    new = [write_launch(tmp_path / f"b{i}", [cell("push", 2000.0)], 20 + i) for i in range(3)]
+    for candidates in (new, old[5:8]):
+        (one,) = check(candidates, root).judged
+        assert one.call.verdict == "INSUFFICIENT"
+        assert "stored by an older mokbench" in one.call.why
 
 
 def test_a_run_is_recorded_once(history: Path, ten: Path) -> None:

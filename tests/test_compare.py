@@ -118,15 +118,25 @@ def test_every_metric_that_both_have_is_compared(tmp_path: Path) -> None:
 
 def test_cells_of_one_side_and_changed_cells_are_said(tmp_path: Path) -> None:
     both = [cell("mok", 10.0), cell("push", 10.0)]
-    other = [cell("mok", 99.0, cell_digest="other"), cell("local", 10.0)]
+    other = [cell("mok", 99.0, cell_digest="all-other"), cell("local", 10.0)]
     for i in range(3):
         write_launch(tmp_path / f"a-{i}", both, i)
         write_launch(tmp_path / f"b-{i}", other, i)
     done = compare(tmp_path / "a-*", tmp_path / "b-*")
-    assert "the cell's options or routing differ between A and B" in done.stdout
+    assert "its options or routing are not what A measured under this id" in done.stdout
     assert "1 cell only in A" in done.stdout
     assert "1 cell only in B" in done.stdout
     assert "SLOWER" not in done.stdout
+
+
+def test_a_digest_without_defaults_is_not_compared(tmp_path: Path) -> None:
+    for i in range(3):
+        write_launch(tmp_path / f"a-{i}", [cell("push", 10.0, cell_digest="0123456789abcdef")], i)
+        write_launch(tmp_path / f"b-{i}", [cell("push", 99.0)], i)
+    for sides in (("a-*", "b-*"), ("b-*", "a-*"), ("a-0", "a-[12]")):
+        done = compare(*(tmp_path / side for side in sides))
+        assert "not comparable: stored by an older mokbench" in done.stdout
+        assert "SLOWER" not in done.stdout
 
 
 @pytest.mark.parametrize("names", [["nowhere", "a-0"], ["a-0", "a-0/records.jsonl"]])

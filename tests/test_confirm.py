@@ -108,7 +108,7 @@ def test_one_that_does_not_repeat_is_ambiguous_and_no_base_is_lost(
 
 def test_a_suspect_that_fails_to_run_again_is_no_green(slow, rerun, tmp_path: Path) -> None:
     runs, root = slow
-    rerun(push=1.0, cell_digest="other options than the base's")
+    rerun(push=1.0, cell_digest="all-other options than the base's")
     checked = check(runs, root, confirmation=plan(tmp_path))
     assert push_of(checked).verdict == "FAILED"
     assert "could not be confirmed" in push_of(checked).why

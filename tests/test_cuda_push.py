@@ -1,5 +1,7 @@
 """What push says about cells on the cuda fabric, and that its segment holds the layout."""
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("torch")
@@ -7,7 +9,7 @@ pytest.importorskip("torch")
 from mokbench import twin
 from mokbench.gemm_config import GemmConfig
 from mokbench.routing import RoutingSpec
-from mokbench.systems import Checked, Phased, system_class
+from mokbench.systems import Checked, Phased, Setup, cuda_push_workspace, system_class
 from mokbench.systems.cuda_push import Push, PushShape
 from mokbench.systems.gemm_choice import choose
 from mokbench.systems.options import PushOptions
@@ -96,3 +98,29 @@ def test_the_segment_holds_the_layout(ranks, tokens):
         pytest.skip(str(error))
     needed = twin.segment_bytes("push", config)
     assert needed <= shape.segment_bytes < needed + (1 << 18)
+
+
+@pytest.mark.parametrize(
+    ("gemm", "ranks_per_gpu", "carved"),
+    [
+        ("torch", 4, [99, None]),
+        ("torch", 1, []),
+        ("ours", 4, []),
+    ],
+)
+def test_torchs_gemms_are_held_to_the_ranks_share(monkeypatch, gemm, ranks_per_gpu, carved):
+    import torch
+
+    calls = []
+    monkeypatch.setattr(torch._C, "_set_sm_carveout_experimental", calls.append, raising=False)
+    there = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: there)
+    monkeypatch.setattr(cuda_push_workspace, "PushWorkspace", lambda *arguments: object())
+    share = 132 // ranks_per_gpu
+    fabric = SimpleNamespace(num_sms=share, ranks_per_gpu=ranks_per_gpu, device=0)
+    work = Workload(Model("m", 2048, 768, 128, 8), 4, 64, Dtype.BF16, RoutingSpec())
+    system = Push()
+    system.prepare(Setup(work, PushOptions(gemm=gemm), 0, 64, None, None, fabric))
+    assert calls == carved[:1]
+    system.close()
+    assert calls == carved

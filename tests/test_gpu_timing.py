@@ -5,7 +5,10 @@ import math
 import pytest
 import torch
 
-from mokbench.measure.gpu_timing import _block
+from mokbench.measure.columns import EXPIRED
+from mokbench.measure.gpu_timing import _block, smallest_step_us
+
+HELD = torch.tensor([0], dtype=torch.int32)
 
 
 def stamps(*readings):
@@ -16,8 +19,9 @@ def stamps(*readings):
 def test_a_sample_has_start_duration_and_the_median_clock_of_the_sms():
     before = [[1000, 50_000], [7000, 50_200]]
     after = [[1000 + 150_000, 150_000], [7000 + 180_000, 150_200]]
-    block = _block(stamps(before, after), torch.tensor([99.5]))
-    start, duration, clock = block[0].tolist()
+    block = _block(stamps(before, after), torch.tensor([99.5]), HELD)
+    start, duration, clock, expired = block[0].tolist()
+    assert expired == 0
     assert start == 50.0
     assert duration == pytest.approx(99.5)
     # 1.5 and 1.8 cycles a ns; the lower median of two.
@@ -27,12 +31,36 @@ def test_a_sample_has_start_duration_and_the_median_clock_of_the_sms():
 def test_an_sm_caught_once_only_gives_no_clock():
     before = [[1000, 50_000], [0, 0]]
     after = [[0, 0], [500_000, 150_000]]
-    block = _block(stamps(before, after), torch.tensor([99.5]))
+    block = _block(stamps(before, after), torch.tensor([99.5]), HELD)
     assert block[0, 0] == 50.0
     assert math.isnan(block[0, 2])
 
 
 def test_no_sm_caught_gives_no_start():
     nothing = [[0, 0], [0, 0]]
-    block = _block(stamps(nothing, nothing), torch.tensor([1.0]))
+    block = _block(stamps(nothing, nothing), torch.tensor([1.0]), HELD)
     assert math.isnan(block[0, 0])
+
+
+def test_a_sample_whose_hold_ended_early_says_so():
+    nothing = [[0, 0], [0, 0]]
+    block = _block(
+        stamps(nothing, nothing, nothing, nothing),
+        torch.tensor([1.0, 2.0]),
+        torch.tensor([0, 1], dtype=torch.int32),
+    )
+    assert block[:, EXPIRED].tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("apart_us", "step_us"),
+    [
+        ([2.048, 2.048, 2.08, 4.128], 0.032),
+        ([1.5, 1.5, 1.5], 1.5),
+        ([0.0, 0.0], None),
+        ([1.0, 1.0000001, 1.5], 0.5),
+    ],
+    ids=["between times", "all alike", "nothing moved", "rounding"],
+)
+def test_the_timers_step_is_the_smallest_difference(apart_us, step_us):
+    assert smallest_step_us(apart_us) == (None if step_us is None else pytest.approx(step_us))

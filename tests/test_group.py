@@ -130,6 +130,7 @@ def row(link, ranks_per_gpu, num_ranks=4, **fields):
         "num_tokens": 64,
         "ranks_per_gpu": ranks_per_gpu,
         "num_sms": 132 // ranks_per_gpu,
+        "mma_flops_per_cycle": 132 * 4096,
         "imbalance": dict.fromkeys(metrics.Imbalance.__dataclass_fields__, 1.0),
         "expert_counts": [1],
         "routing_digest": "d",
@@ -206,3 +207,18 @@ def test_a_row_of_a_shared_gpu_claims_no_link():
     # The four ranks' work is that of one GPU.
     assert record.tflops_per_gpu == pytest.approx(8e9 / 1e-3 / 1e12)
     assert record.num_sms == 33
+
+
+def test_a_row_tells_its_cycles_and_whether_its_hold_expired():
+    record, _ = row("nvlink", 1)
+    assert record.mma_utilization == pytest.approx(8e9 / 4 / (132 * 4096 * 1500e6 * 1e-3))
+    assert record.hold_expired_share is None
+    assert not [note for note in record.notes if "MHz" in note or "SM clock" in note]
+    record, _ = row("nvlink", 1, hold_expired_share=1.0, peak_sm_clock_mhz=1750.0)
+    assert (record.hold_expired_share, record.peak_sm_clock_mhz) == (1.0, 1750.0)
+    (held,) = [note for note in record.notes if "before the CPU had queued the pass" in note]
+    assert held.startswith("in 100 % of its samples")
+    assert held.endswith("here 1500 MHz")
+    assert any(note.startswith("peak_tflops is from an SM clock") for note in record.notes)
+    record, _ = row("nvlink", 1, hold_expired_share=0.0, peak_sm_clock_mhz=1540.0)
+    assert not [note for note in record.notes if "MHz" in note or "SM clock" in note]

@@ -104,7 +104,7 @@ def test_marks_of_shared_gpus_are_in_table_and_chart(tmp_path: Path) -> None:
 
 
 def test_another_cell_under_an_old_id_begins_anew(tmp_path: Path) -> None:
-    for i, digest in enumerate(["old"] * 5 + ["new"] * 2):
+    for i, digest in enumerate(["all-old"] * 5 + ["all-new"] * 2):
         run = write_launch(tmp_path / f"r{i}", [cell("push", 100.0, cell_digest=digest)], i)
         record(check([run], tmp_path / "history"))
     (machine,) = history_report.read(tmp_path / "history")

@@ -8,6 +8,7 @@ from fake_run import CUDA, fake_machine, fake_record, fake_run, row, stored
 
 from mokbench import report, run_checks
 from mokbench.cli import main
+from mokbench.code_version import CodeVersion
 from mokbench.figures import SHARED_GPU
 from mokbench.report import glossary, winners, wording
 from mokbench.report.cells_table import COLUMNS, Cell
@@ -182,6 +183,29 @@ def test_the_verdict_comes_first_and_says_who_by_how_much_and_why(tmp_path: Path
         assert text in found.text
 
 
+@pytest.mark.parametrize(("mhz", "differ"), [(1450.0, False), (1650.0, True)])
+def test_a_difference_of_clocks_stands_beside_the_verdict_and_is_no_why(
+    tmp_path: Path, mhz: float, differ: bool
+) -> None:
+    phases = {"dispatch_us": 20.0, "combine_us": 10.0}
+    for first in ("local", "mok"):
+        rows = [
+            row(first, 100.0, block_us=[100.0] * 8, sm_clock_mhz=1420.0, **TURN, **phases),
+            row("alltoall", 110.0, block_us=[110.0] * 8, sm_clock_mhz=mhz, **TURN, **phases),
+        ]
+        run = stored(tmp_path / f"{first}-{mhz}", rows)
+        (line, largest) = winners.sentences(gather([run]), winners.wins(gather([run])))[-2:]
+        assert ("[SM clock +16 % against it in 1 (in SM cycles 1.28 times)" in line) == differ
+        assert ("SM 1650 against 1420 MHz; in SM cycles 1.28" in largest) == differ
+        assert ("the rest" in largest) != differ
+        text = report.markdown([run])
+        assert ("it takes 1.10 times the step time" in text) == differ
+        assert ("SM 1420 against 1650 MHz; in SM cycles 0.78" in text) == (
+            differ and first == "mok"
+        )
+        assert ("SM 1650 against 1420 MHz" in page(run).text) == differ
+
+
 def test_what_the_interval_does_not_show_is_not_called_a_win(tmp_path: Path) -> None:
     rows = [
         row("mok", 99.0, block_us=[95.0, 104.0] * 4, **TURN),
@@ -335,6 +359,17 @@ def test_several_machines_in_one_page_are_refused(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "report them apart" in done.stderr
     assert done.stdout == ""
+
+
+def test_which_mokbench_measured_is_part_of_the_environment(tmp_path: Path) -> None:
+    code = [CodeVersion(version="0.1.0", commit="0123456789abcdef", dirty=True)]
+    run = stored(tmp_path / "new", [row("mok", 1.0)], code=code)
+    said = "mokbench 0.1.0, commit 0123456789ab with changes"
+    assert said in report.html_report([run])
+    assert said in report.markdown([run])
+    older = stored(tmp_path / "old", [row("mok", 1.0)])
+    for told in (report.html_report([older]), report.markdown([older])):
+        assert "by an older mokbench that did not store its version" in told
 
 
 def with_method_version(folder: Path, version: int) -> RunFolder:

@@ -141,3 +141,10 @@ def test_one_ranks_odd_reading_does_not_reject_a_sample_of_a_shared_gpu():
 def test_rank_spread_is_slowest_less_fastest():
     block = np.array([[[0, 10, 0], [0, 30, 0]], [[0, 14, 0], [0, 20, 0]]], dtype=float)
     assert rank_spread_us([block]) == 7.0
+
+
+def test_the_share_of_expired_holds_is_of_samples_and_any_rank_counts():
+    block = np.zeros((2, 4, 4))
+    block[0, 1, 3] = block[1, 1, 3] = block[1, 2, 3] = 1
+    assert lane("a", blocks=[block, np.zeros((2, 4, 4))]).hold_expired_share == 0.25
+    assert lane("a", blocks=[block[:, :, :3]]).hold_expired_share is None, "a host has no holds"

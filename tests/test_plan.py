@@ -6,6 +6,8 @@ import pytest
 from rich.console import Console
 
 from mokbench import cells, config
+from mokbench.dry_run import print_plan
+from mokbench.gpus import Gpus
 from mokbench.plan import (
     CHECK_PASSES,
     MIN_STEP_S,
@@ -120,3 +122,15 @@ def test_default_rate_is_never_faster_than_no_compute() -> None:
 def test_nothing_to_run_costs_nothing() -> None:
     made = plan(config.parse(TEXT), [], workspace)
     assert (made.peak_bytes, made.peak_rank_bytes, made.likely_s, made.bound_s) == (0, 0, 0, 0)
+
+
+def test_a_plan_for_gpus_says_where_none_is(capsys: pytest.CaptureFixture[str]) -> None:
+    suite = config.parse("fabric: cuda\n" + TEXT.replace("mok, alltoall", "push"))
+    planned = cells.expand(suite, fabric="cuda")
+    none = Gpus(note="no driver")
+    print_plan(suite, planned, "cuda", none)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "none of these cells can run here: fabric: cuda needs a GPU" in said
+    assert "no driver" in said
+    print_plan(suite, cells.expand(suite), "host", none)
+    assert "can run here" not in capsys.readouterr().out

@@ -1,7 +1,7 @@
 import json
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import jsonschema  # type: ignore[import-untyped]
 import numpy as np
@@ -9,10 +9,12 @@ import pytest
 from fake_run import fake_record
 from pydantic import ValidationError
 
+from mokbench.cell_digest import cell_digest, lacks_defaults
 from mokbench.errors import ResultsError
 from mokbench.figures import StepTime
-from mokbench.record import Record, cell_digest, parse_record
+from mokbench.record import Record, parse_record
 from mokbench.routing import RoutingSpec
+from mokbench.systems.options import SYSTEM_OPTIONS, PushOptions
 from mokbench.workload import Cell, Dtype, Model, Regime, Workload
 
 # The contract of the machine-readable report, word for word.
@@ -81,6 +83,28 @@ def test_from_cell_fills_in_what_the_cell_is() -> None:
 def test_digest_follows_content_and_not_the_name() -> None:
     assert cell_digest(cell()) == cell_digest(cell(id="another"))
     assert cell_digest(cell()) != cell_digest(cell(graph=False))
+
+
+def test_digest_covers_options_left_at_their_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, asked = cell(system="push", options=()), (("gemm", "ours"),)
+    before = cell_digest(plain)
+    assert before == cell_digest(cell(system="push", options=asked))
+    assert not lacks_defaults(before)
+
+    class Changed(PushOptions):
+        gemm: Literal["ours", "torch"] = "torch"
+
+    monkeypatch.setitem(SYSTEM_OPTIONS, "push", Changed)
+    assert cell_digest(plain) != before
+    assert cell_digest(cell(system="push", options=asked)) == before
+
+
+def test_digest_is_the_same_in_a_checkout_elsewhere() -> None:
+    digests = set()
+    for folder in ("/here", "/there"):
+        spec = RoutingSpec.model_validate({"trace": f"{folder}/t.npz"})
+        digests.add(cell_digest(cell(workload=replace(cell().workload, routing=spec))))
+    assert len(digests) == 1
 
 
 def test_unknown_fields_are_refused() -> None:

@@ -202,12 +202,12 @@ def test_rows_stand_in_the_order_of_the_config_whatever_ended_first(tmp_path: Pa
 def test_signaling_table(tmp_path: Path) -> None:
     machine = fake_machine(cores=64, usable_cores=64)
     run = fake_run(tmp_path / "run", tokens=(16,), signals=(2, 4, 8), machine=machine)
-    text = text_of([run])
+    text = text_of([run], 160)
     line = next(line for line in text.splitlines() if line.startswith("ready, push"))
     assert " N" in line
     points = fake_signals((2, 4, 8), cores=64)
     median = points[0].quantities["signal_ready_us.push"].median
-    assert f"{median:.2f} / " in line
+    assert f"{median:.2f} (" in line
     assert "min step, us" in text
     assert "*" not in text.split("Signaling")[1]
 

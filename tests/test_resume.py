@@ -1,10 +1,13 @@
 """A resumed run measures the same routes as before, or says that it cannot."""
 
+import json
+import re
+
 import numpy as np
 import pytest
 from runs import mokbench, statuses
 
-from mokbench import trace
+from mokbench import __version__, trace
 
 pytestmark = pytest.mark.slow
 
@@ -78,3 +81,24 @@ def test_a_torn_last_row_is_a_plain_warning(tmp_path):
     told = [line for line in again.stderr.splitlines() if "cut short" in line]
     assert told == [f"warning: {out}: removed a row that a crash cut short"]
     assert "warnings.warn" not in again.stderr
+
+
+def test_a_run_whose_systems_have_other_options_now_is_not_mixed(tmp_path):
+    config = tmp_path / "c.yaml"
+    config.write_text(CONFIG.replace("{trace: t.npz}", "balanced"), encoding="utf-8")
+    out = tmp_path / "run"
+    keep = ("--no-charts", "--only", "system=mok")
+    assert mokbench("run", config, "--out", out, *keep).returncode == 0
+    before = (out / "run.json").read_bytes()
+    (code,) = json.loads(before)["code"]
+    assert code["version"] == __version__
+    rows = out / "records.jsonl"
+    measured = rows.read_text(encoding="utf-8")
+    for digest, said in (("all-other", "a default may have changed"), ("other", "by an older")):
+        rows.write_text(
+            re.sub('"cell_digest": ?"[^"]*"', f'"cell_digest":"{digest}"', measured), "utf-8"
+        )
+        again = mokbench("run", "--resume", out, "--no-charts")
+        assert again.returncode == 2
+        assert said in again.stderr
+        assert (out / "run.json").read_bytes() == before

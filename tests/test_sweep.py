@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from mokbench import sweep
@@ -63,3 +65,11 @@ def test_every_system_declares_what_the_sweep_reads(name):
     assert system.traffic in ("per_route", "per_rank", "all", None)
     assert system.signal in ("pull", "push", None)
     assert system.host_link in ("shm", "tcp", "none")
+
+
+def test_rows_of_the_cuda_fabric_have_the_step_that_the_gpu_showed():
+    runner = sweep.Sweep(parse(CONFIG), None, None, None, fabric="cuda", link=lambda ranks: "hbm")
+    (cell, *_) = expand(parse(CONFIG), fabric="cuda")
+    assert runner._around(cell).timer_step_us is None, "never the host's clock"
+    runner._rates[1] = SimpleNamespace(timer_step_us=0.032)
+    assert runner._around(cell).timer_step_us == 0.032

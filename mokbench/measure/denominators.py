@@ -61,6 +61,7 @@ class DeviceRates:
     read_bytes_per_s: float
     peer_bytes_per_s: float | None
     skew_self_test_us: float
+    timer_step_us: float | None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
@@ -87,6 +88,7 @@ def device_rates(fabric: CudaFabric, timer: GpuTimer) -> DeviceRates:
         read_bytes_per_s=num_bytes / read_s,
         peer_bytes_per_s=peer,
         skew_self_test_us=skew_self_test_us(fabric, timer),
+        timer_step_us=max((us for us in fabric.gather(timer.step_us()) if us), default=None),
     )
 
 

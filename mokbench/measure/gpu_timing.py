@@ -8,6 +8,7 @@ the events. A device that is behind the CPU is not held at all, so it does not c
 import ctypes
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from mokbench import jit
 from mokbench.device_kernel import DeviceKernel
 from mokbench.errors import MokbenchError
 from mokbench.fabric.cuda import MAX_RANKS, CudaFabric
-from mokbench.measure.columns import CLOCK, DURATION, START
+from mokbench.measure.columns import CLOCK, DURATION, EXPIRED, START
 from mokbench.measure.timing import Step
 from mokbench.workload import Regime
 
@@ -29,6 +30,10 @@ _SEGMENT_BYTES = 1 << 20
 _HOLD_S = 5e-3
 # Flushing writes more than the L2 holds, so that what the pass before left is evicted.
 _FLUSH_FACTOR = 2
+# Enough neighbours that some are one step of the timer apart in how far they are apart.
+_STEP_EVENTS = 256
+# Times are FP32 milliseconds: differences below a nanosecond are rounding.
+_ROUNDING_US = 1e-3
 
 
 class AlignArgs(ctypes.Structure):
@@ -39,6 +44,7 @@ class AlignArgs(ctypes.Structure):
         ("rank", ctypes.c_uint32),
         ("value", ctypes.c_uint32),
         ("go", ctypes.c_uint64),
+        ("expired", ctypes.c_uint64),
         ("hold_ns", ctypes.c_uint64),
         ("wait_bound_ns", ctypes.c_uint64),
     )
@@ -51,7 +57,10 @@ class StampArgs(ctypes.Structure):
 
 
 class GpuTimer:
-    """Timer of the cuda fabric; see measure.timing.Timer."""
+    """Timer of the cuda fabric; see measure.timing.Timer.
+
+    ``flush_bytes`` are written before each isolated pass, so that its L2 holds nothing of the last.
+    """
 
     def __init__(self, fabric: CudaFabric) -> None:
         self._fabric = fabric
@@ -71,8 +80,8 @@ class GpuTimer:
         expression = f"mokbench::align_ranks<{fabric.ranks}>"
         self._align_kernel = DeviceKernel(jit.build(_SOURCE, expression, fabric.arch))
         self._stamp_kernel = DeviceKernel(jit.build(_SOURCE, "mokbench::stamp_clocks", fabric.arch))
-        flush_bytes = _FLUSH_FACTOR * properties.L2_cache_size
-        self._flush = torch.zeros(flush_bytes, dtype=torch.uint8, device=fabric.device)
+        self.flush_bytes = _FLUSH_FACTOR * properties.L2_cache_size
+        self._flush = torch.zeros(self.flush_bytes, dtype=torch.uint8, device=fabric.device)
         # Construction zeroes the buffer, which a peer's first alignment raises.
         fabric.barrier()
 
@@ -83,9 +92,10 @@ class GpuTimer:
     def isolated(self, step: Step, iterations: int) -> Tensor:
         """See Timer; durations are those of CUDA events."""
         events, stamps = _events(2 * iterations), self._stamps(2 * iterations)
+        expired = self._holds(iterations)
         for i in range(iterations):
             self._flush.zero_()
-            self.align()
+            self.align(expired.data_ptr() + i * expired.element_size())
             self._stamp(stamps[2 * i])
             events[2 * i].record()
             step()
@@ -95,12 +105,12 @@ class GpuTimer:
         self._synchronize()
         pairs = zip(events[::2], events[1::2], strict=True)
         duration_us = torch.tensor([a.elapsed_time(b) * 1e3 for a, b in pairs])
-        return _block(stamps, duration_us)
+        return _block(stamps, duration_us, expired)
 
     def steady(self, step: Step, iterations: int) -> Tensor:
         """See Timer; no flush, no alignment inside. Released when the first pass is queued."""
-        events, stamps = _events(2), self._stamps(2)
-        self.align()
+        events, stamps, expired = _events(2), self._stamps(2), self._holds(1)
+        self.align(expired.data_ptr())
         self._stamp(stamps[0])
         events[0].record()
         for _ in range(iterations):
@@ -110,7 +120,7 @@ class GpuTimer:
         self._stamp(stamps[1])
         self._synchronize()
         period_us = events[0].elapsed_time(events[1]) * 1e3 / iterations
-        return _block(stamps, torch.tensor([period_us]))
+        return _block(stamps, torch.tensor([period_us]), expired)
 
     def phases(self, dispatch: Step, compute: Step, combine: Step, iterations: int) -> Tensor:
         """See Timer; dispatch finds a flushed L2, combine what the expert MLPs left."""
@@ -146,14 +156,26 @@ class GpuTimer:
 
         return replay
 
-    def align(self) -> None:
+    def step_us(self) -> float | None:
+        """Step of the clock behind CUDA events, from events queued one behind the other."""
+        events = _events(_STEP_EVENTS)
+        self.align()
+        for event in events:
+            event.record()
+        self.release()
+        self._synchronize()
+        return smallest_step_us([a.elapsed_time(b) * 1e3 for a, b in pairwise(events)])
+
+    def align(self, expired: int = 0) -> None:
         """Queue a kernel that waits for ``release``, 5 ms at most, and then for all ranks.
 
-        Ranks leave it a flag's travel apart.
+        Ranks leave it a flag's travel apart. ``expired`` is the address of an int32 that becomes 1
+        if the 5 ms were over first.
         """
         self._value += 1
         # A launch copies its arguments, so one struct serves all of them.
         self._align_args.value = self._value % 2**32
+        self._align_args.expired = expired
         self._align_kernel.launch(1, _ALIGN_THREADS, [self._align_args], _stream())
 
     def release(self) -> None:
@@ -164,6 +186,10 @@ class GpuTimer:
         """Room for ``count`` readings of all SMs: int64 [count, SMs, (cycles, ns)]."""
         shape = (count, self._num_sms, 2)
         return torch.zeros(shape, dtype=torch.int64, device=self._fabric.device)
+
+    def _holds(self, count: int) -> Tensor:
+        """Which of ``count`` alignments did not wait for ``release``: int32, 0 so far."""
+        return torch.zeros(count, dtype=torch.int32, device=self._fabric.device)
 
     def _stamp(self, stamps: Tensor) -> None:
         arguments = StampArgs(stamps.data_ptr(), self._num_sms)
@@ -184,14 +210,21 @@ def _stream() -> int:
     return int(torch.cuda.current_stream().cuda_stream)
 
 
-def _block(stamps: Tensor, duration_us: Tensor) -> Tensor:
-    """Columns of a block: when each sample began, how long it took, the SMs' clock meanwhile."""
+def _block(stamps: Tensor, duration_us: Tensor, expired: Tensor) -> Tensor:
+    """Columns of a block: when each sample began, how long it took, the SMs' clock, its hold."""
     readings = stamps.cpu().double().reshape(-1, 2, *stamps.shape[1:])
-    samples = torch.empty(len(duration_us), 3, dtype=torch.float64)
-    samples[:, DURATION] = duration_us
+    samples = torch.empty(len(duration_us), 4, dtype=torch.float64)
+    samples[:, DURATION], samples[:, EXPIRED] = duration_us, expired.cpu().double()
     for i, (before, after) in enumerate(readings):
         samples[i, START], samples[i, CLOCK] = start_and_clock(before, after)
     return samples
+
+
+def smallest_step_us(apart_us: Sequence[float]) -> float | None:
+    """Smallest difference other than 0 between times, or between a time and 0; None for none."""
+    times = sorted([0.0, *apart_us])
+    steps = (later - earlier for earlier, later in pairwise(times))
+    return min((step for step in steps if step > _ROUNDING_US), default=None)
 
 
 def start_and_clock(before: Tensor, after: Tensor) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mokbench.fabric.group import RankGroup
-from mokbench.measure.columns import CLOCK, DURATION, START
+from mokbench.measure.columns import CLOCK, DURATION, EXPIRED, START
 from mokbench.measure.timing import Step, Timer, block
 from mokbench.stats import StopRule
 from mokbench.workload import Regime
@@ -31,7 +31,7 @@ _REST_S = 0.3
 
 @dataclass
 class Lane:
-    """One row being measured; a block is float64 [ranks, samples, 3], see measure.timing.Timer.
+    """One row being measured; a block is float64 [ranks, samples, columns].
 
     A ``reference`` lane is no row: it runs in every turn until the others have stopped. ``check``
     is called after every block and raises what a kernel recorded. ``blocks`` hold accepted samples
@@ -64,6 +64,14 @@ class Lane:
         clocks = np.concatenate([part[:, :, CLOCK].ravel() for part in self.blocks])
         known = clocks[~np.isnan(clocks)]
         return float(np.median(known)) if len(known) else None
+
+    @property
+    def hold_expired_share(self) -> float | None:
+        """Share of samples that some rank began before its pass was queued; None without holds."""
+        holds = [part[:, :, EXPIRED] for part in self.blocks if part.shape[2] > EXPIRED]
+        if not holds:
+            return None
+        return float(np.concatenate([part.max(axis=0) for part in holds]).mean())
 
 
 def measure_in_turn(

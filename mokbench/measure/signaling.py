@@ -49,16 +49,24 @@ def _rank_counts(ranks: int) -> Iterator[int]:
 
 def _rounds(fabric: RankGroup, kind: str, args: tuple[int, ...]) -> dict[str, list[float]]:
     """Rounds of one quantity, as many as fit the budget; slowest rank per round."""
-    start = time.perf_counter()
-    _measure(fabric, kind, _TRIAL_ROUNDS, args)
-    spent = max(fabric.gather(time.perf_counter() - start))
-    rounds = int(min(_ROUNDS, max(_TRIAL_ROUNDS, _BUDGET_S / max(spent, 1e-9) * _TRIAL_ROUNDS)))
+    rounds = _fitting(fabric, kind, args)
+    if rounds < _ROUNDS:
+        # The first trial compiles and loads what is not there yet, seconds that no round takes.
+        rounds = _fitting(fabric, kind, args)
     own = _measure(fabric, kind, rounds, args)
     merged: dict[str, list[float]] = {}
     for name in own:
         by_rank = [values[name] for values in fabric.gather(own) if values[name]]
         merged[name] = [max(round_us) for round_us in zip(*by_rank, strict=True)]
     return merged
+
+
+def _fitting(fabric: RankGroup, kind: str, args: tuple[int, ...]) -> int:
+    """How many rounds fit the budget by a trial's time, the same on all ranks."""
+    start = time.perf_counter()
+    _measure(fabric, kind, _TRIAL_ROUNDS, args)
+    spent_s = max(fabric.gather(time.perf_counter() - start))
+    return int(min(_ROUNDS, max(_TRIAL_ROUNDS, _BUDGET_S / max(spent_s, 1e-9) * _TRIAL_ROUNDS)))
 
 
 def _measure(

@@ -23,7 +23,7 @@ Step = Callable[[], object]
 class Timer(Protocol):
     """Times passes on one rank; every method but ``graphed`` is collective over the ranks.
 
-    A block is float64 [samples, 3]: start_us, duration_us, sm_clock_mhz.
+    A block is float64 [samples, 3 or 4], see measure.columns.
     """
 
     def l2_state(self, regime: Regime) -> str | None:
@@ -49,7 +49,7 @@ class Timer(Protocol):
 
 
 def block(timer: Timer, regime: Regime, step: Step, iterations: int) -> Tensor:
-    """One block of a regime: [iterations, 3] isolated, [1, 3] steady."""
+    """One block of a regime: [iterations, columns] isolated, [1, columns] steady."""
     time_block = timer.isolated if regime is Regime.ISOLATED else timer.steady
     return time_block(step, iterations)
 

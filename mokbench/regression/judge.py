@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mokbench.regression.history import History, Series, base_of
-from mokbench.regression.launch import MARKS, NO_GATE, Launch, Readings
+from mokbench.regression.launch import (
+    MARKS,
+    NO_GATE,
+    Launch,
+    Readings,
+    not_comparable,
+)
 from mokbench.regression.shift import Floats, against_history, between
 from mokbench.regression.verdict import ORDER, Call, Limits, Verdict, decide
 
@@ -84,8 +90,9 @@ def judge_sides(
     ]
     seen = _seen(a)
     judged = [
-        _with_why(one, "the cell's options or routing differ between A and B")
-        if one.call.base_n == 0 and seen.get(one.series[0], {digest}) != {digest}
+        _with_why(one, why)
+        if one.call.base_n == 0
+        and (why := not_comparable(digest, seen.get(one.series[0], set()), "A"))
         else one
         for one, digest in zip(judged, digests, strict=True)
         if one.call.base_n or one.series[0] in seen
@@ -174,8 +181,7 @@ def _new(one: Judged, digest: str, seen: dict[str, set[str]]) -> Judged:
     before = seen.get(one.series[0])
     if before is None:
         return _with_why(one, f"{one.call.why} (new in the history)")
-    if digest not in before:
-        why = "its options or routing are not what the history measured under this id"
+    if why := not_comparable(digest, before, "the history"):
         return _with_why(one, f"{one.call.why} ({why})")
     return one
 

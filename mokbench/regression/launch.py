@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from mokbench.cell_digest import lacks_defaults
 from mokbench.errors import ResultsError
 from mokbench.figures import SHARED_GPU, Figures, Status, was_not_finite
 from mokbench.record import Record
@@ -121,10 +122,12 @@ class Launch(Figures):
     def reading(self, cell: str, metric: str, digest: str) -> tuple[float, float] | None:
         """Value and SM clock (MHz; NaN where it is not the value's own) of a cell of ``digest``.
 
-        Null where the launch has none, or measured something else under that id.
+        Null where the launch has none, or measured something else under that id, or may have.
         """
         at = self._place.get(cell)
         if at is None or self.digests[at] != digest or metric not in self.values:
+            return None
+        if lacks_defaults(digest):
             return None
         value, clock = self.values[metric][at], self.clock_mhz[at]
         if value is None:
@@ -185,6 +188,18 @@ def _mark(record: Record) -> Mark:
 def _digest(record: Record) -> str:
     """What was measured: the cell's content, and its routes where they are known."""
     return f"{record.cell_digest or '-'}.{(record.routing_digest or '-')[:12]}"
+
+
+def not_comparable(digest: str, others: Collection[str], where: str) -> str | None:
+    """Why nothing of ``others``, the digests of ``where``, goes with ``digest``, or None."""
+    if digest in others and not lacks_defaults(digest):
+        return None
+    if any(map(lacks_defaults, [digest, *others])):
+        return (
+            "not comparable: stored by an older mokbench, whose digest leaves out options that had "
+            "defaults, and defaults change"
+        )
+    return f"its options or routing are not what {where} measured under this id"
 
 
 def _short(value: float | None) -> float | None:

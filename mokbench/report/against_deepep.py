@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mokbench.record import Record
-from mokbench.report import units, wording
+from mokbench.report import clock_words, units, wording
 from mokbench.report.comparison import Comparison, compare, reference
 from mokbench.report.rows import Row, Rows, Workload
 from mokbench.report.tables import Column, Table
@@ -23,7 +23,8 @@ LEGEND = (
     "time). largest cause: the phase that differs most in that direction, row less deepep in us "
     "with the interval that both rows' 95 % intervals leave; experts and waits is the step without "
     f"dispatch and combine; {NOT_RESOLVED} where no phase differs by more than its interval, or "
-    "the steps themselves do not, or a row has no phases apart (steady rows never have)."
+    "the steps themselves do not, or a row has no phases apart (steady rows never have), or the "
+    f"two rows' SM clocks are more than {clock_words.FLOOR} apart."
 )
 
 
@@ -77,7 +78,7 @@ def deepep_tables(rows: Rows) -> list[Table]:
 def largest_cause(row: Record, deepep: Record, found: Comparison) -> Cause | None:
     """The phase that explains most of what ``found`` shows; None where none can be named."""
     low, high = found.ratio.low, found.ratio.high
-    if low is None or high is None or low <= 1.0 <= high:
+    if low is None or high is None or low <= 1.0 <= high or clock_words.differ(found):
         return None
     slower = low > 1.0
     own, its = _phases(row), _phases(deepep)
@@ -158,7 +159,9 @@ def _cells(record: Record, pair: AgainstDeepep | None, references: list[str]) ->
     ratio, cause = ("1" if is_reference else units.NOTHING), units.NOTHING
     if pair is not None:
         ratio = ("~" if pair.found.basis == "separate" else "") + units.ratio(pair.found.ratio)
+        clock = clock_words.beside(pair.found)
         cause = NOT_RESOLVED if pair.cause is None else str(pair.cause)
+        cause += f" [{clock}]" if clock else ""
     return (
         record.name,
         wording.regime(record),

@@ -113,6 +113,8 @@ COLUMNS: tuple[tuple[Heading, Callable[[Row], Cell]], ...] = (
     (Heading("spread us"), lambda row: _number(row.record.rank_spread_us)),
     (Heading("min step us"), lambda row: _number(row.record.min_step_us)),
     (Heading("SM MHz"), lambda row: _number(row.record.sm_clock_mhz)),
+    (Heading("MMA use"), lambda row: _number(row.record.mma_utilization, units.quotient)),
+    (Heading("hold expired"), lambda row: _number(row.record.hold_expired_share, units.quotient)),
     (Heading("rel error"), lambda row: _number(row.record.rel_error, units.error)),
 )
 

@@ -28,6 +28,18 @@ class Comparison:
     ratio: Ratio
     basis: Literal["turn", "separate"]
 
+    @property
+    def clock_ratio(self) -> float | None:
+        """SM clock of ``mok`` over that of ``other``; None where one is not known."""
+        a, b = self.mok.record.sm_clock_mhz, self.other.record.sm_clock_mhz
+        return a / b if a and b else None
+
+    @property
+    def cycle_ratio(self) -> float | None:
+        """The ratio in SM cycles, time x clock; it has no interval of its own."""
+        clock = self.clock_ratio
+        return None if clock is None else self.ratio.value * clock
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
         return {
@@ -37,6 +49,8 @@ class Comparison:
             "other_run": self.other.run,
             "basis": self.basis,
             "ratio": asdict(self.ratio),
+            "clock_ratio": self.clock_ratio,
+            "cycle_ratio": self.cycle_ratio,
         }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from mokbench.clocks import CLOCK_FLOOR
 from mokbench.report import wording
 
 # By the title of the column. A page explains those that it shows.
@@ -40,7 +41,13 @@ COLUMNS = {
     "waiting and imbalance together.",
     "min step us": "Step time with one token a rank at one small fixed shape (hidden 2048, "
     "intermediate 256, 16 experts, top 2): what coordinating costs with next to nothing to move.",
-    "SM MHz": "SM clock during the samples.",
+    "SM MHz": "SM clock during the samples. Rows whose clocks differ by more than "
+    f"{100 * CLOCK_FLOOR:.0f} % are compared in SM cycles too: the difference of clocks is none of "
+    "systems.",
+    "MMA use": "Cycles that the tensor cores need for the routed rows' FLOPs over the SM cycles of "
+    "the step; unlike a share of a peak it does not move with the clock.",
+    "hold expired": "Share of samples that began before the CPU had queued the pass, since it "
+    "waits for the GPU inside of it: its gaps are in the time, and the GPU's clock is another.",
     "rel error": "||y - reference|| / ||reference|| against the FP32 oracle.",
 }
 # By kind of chart: what to look for.

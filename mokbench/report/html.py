@@ -10,7 +10,7 @@ import jinja2
 
 from mokbench import __version__
 from mokbench.machine import Machine
-from mokbench.report import cells_table, charts, glossary, units, winners, wording
+from mokbench.report import cells_table, charts, clock_words, glossary, units, winners, wording
 from mokbench.report.cells_table import Cell, Grid, Heading
 from mokbench.report.charts import KINDS
 from mokbench.report.document import Section, sections
@@ -90,7 +90,7 @@ def html(runs: Sequence[RunFolder]) -> str:
         cells=cells,
         missing=cells_table.not_measured(rows),
         sections=_sections(rows),
-        environment=environment(rows.machine),
+        environment=[*environment(rows.machine), *_code(rows)],
         configs=[(name, meta) for name, meta in rows.runs],
         method=(f"Method version {rows.method_version}.", *_METHOD, *_conditions(rows)),
     )
@@ -135,6 +135,14 @@ def environment(machine: Machine) -> list[tuple[str, str]]:
     ]
 
 
+def _code(rows: Rows) -> list[tuple[str, str]]:
+    """Which mokbench measured, run by run where they differ."""
+    told = {name: wording.code(meta) for name, meta in rows.runs}
+    if len(set(told.values())) == 1:
+        return [("measured by", next(iter(told.values())))]
+    return [(f"measured by, {name}", text) for name, text in told.items()]
+
+
 def _sections(rows: Rows) -> list[Section]:
     """What the other formats say too and the page has no table of its own for."""
     own = ("", "Step time", "Not measured")
@@ -166,6 +174,7 @@ def _wins(won: Sequence[winners.Win]) -> Grid:
         record = win.fastest.record
         behind = "; ".join(
             f"{pair.mok.record.name} {'~' * (pair.basis == 'separate')}{units.ratio(pair.ratio)}"
+            + (f" [{clock}]" if (clock := clock_words.beside(pair)) else "")
             for pair in win.behind
         )
         time = record.step_time_us

@@ -12,6 +12,18 @@ from mokbench.stats import Fit, linear_fit
 LEAST_COUNTS = 3
 LEAST_R2 = 0.9
 
+# Times between two SMs, whose clocks' offset is known within this protocol's bound only.
+BOUNDED = {
+    "signal_ready_us.pull": "pull",
+    "signal_ready_us.push": "push",
+    "signal_after_arrival_us.pull": "pull",
+}
+DIFFERENCE = "ready, push less pull"
+LEGEND = (
+    "+-: how wrong the offset between two SMs' clocks may have been in that call, at most; it is "
+    "in every round alike, so no interval shows it."
+)
+
 LABELS = {
     "signal_hop_us": "hop between ranks",
     "local_hop_us": "hop inside a rank",
@@ -33,6 +45,8 @@ class Series:
     name: str
     oversubscribed: bool
     points: tuple[tuple[int, Quantity], ...]
+    # Of each point; null on one clock.
+    bounds: tuple[float | None, ...] = ()
 
     @property
     def label(self) -> str:
@@ -64,8 +78,56 @@ def series(rows: Rows) -> list[Series]:
             key = (run, point.fabric, point.link, name, crowded)
             found.setdefault(key, []).append((point.ranks, quantity))
     order = list(LABELS)
+    all_bounds = _bounds(rows)
     keys = sorted(found, key=lambda k: (*k[:3], order.index(k[3]) if k[3] in order else 99, k[3:]))
-    return [Series(*key, tuple(sorted(found[key], key=lambda item: item[0]))) for key in keys]
+    made = []
+    for run, fabric, link, name, crowded in keys:
+        points = tuple(sorted(found[run, fabric, link, name, crowded], key=lambda item: item[0]))
+        where = (run, fabric, link, BOUNDED.get(name))
+        bounds = tuple(all_bounds.get((*where, count)) for count, _ in points)
+        made.append(Series(run, fabric, link, name, crowded, points, bounds))
+    return made
+
+
+def _bounds(rows: Rows) -> dict[tuple[object, ...], float]:
+    """clock_offset_bound_us by run, fabric, link, protocol and number of ranks."""
+    found: dict[tuple[object, ...], float] = {}
+    for run, point in rows.signals:
+        for protocol in ("pull", "push"):
+            bound = point.quantities.get(f"clock_offset_bound_us.{protocol}")
+            if bound is not None:
+                found[run, point.fabric, point.link, protocol, point.ranks] = bound.p99
+    return found
+
+
+def difference(push: Series, pull: Series, ranks: int) -> str:
+    """Push's median less pull's among ``ranks`` ranks, and whether anything is shown by it.
+
+    Its interval is what both intervals leave, and both calls' offsets may err to either side.
+    """
+    (own, own_bound), (other, other_bound) = (_point(found, ranks) for found in (push, pull))
+    if own is None or other is None:
+        return units.NOTHING
+    apart, bound = own.median - other.median, (own_bound or 0.0) + (other_bound or 0.0)
+    if None in (own.ci_low, own.ci_high, other.ci_low, other.ci_high):
+        return f"{units.number(apart)}: not resolved"
+    low, high = _less(own.ci_low, other.ci_high), _less(own.ci_high, other.ci_low)
+    shown = f"{units.number(apart)} ({units.number(low)} to {units.number(high)})"
+    shown += f" +- {units.number(bound)}" if bound else ""
+    return shown if low > bound or high < -bound else f"{shown}: not resolved"
+
+
+def _less(a: float | None, b: float | None) -> float:
+    assert a is not None
+    assert b is not None
+    return a - b
+
+
+def _point(found: Series, ranks: int) -> tuple[Quantity | None, float | None]:
+    for (count, quantity), bound in zip(found.points, found.bounds, strict=True):
+        if count == ranks:
+            return quantity, bound
+    return None, None
 
 
 def formula(fit: Fit) -> str:
@@ -82,7 +144,7 @@ def signaling_tables(rows: Rows) -> list[Table]:
     tables = []
     for (run, fabric, link), members in groups.items():
         where = f"{fabric} ({link})" + (f", run {run}" if len(rows.runs) > 1 else "")
-        tables.append(_table(f"signaling, us: median / p99, {where}", members))
+        tables.append(_table(f"signaling, us: median (95 % CI) / p99, {where}", members))
     return tables
 
 
@@ -93,11 +155,16 @@ def _table(title: str, members: list[Series]) -> Table:
     crowded = False
     for found in members:
         crowded |= found.oversubscribed
-        for ranks, quantity in found.points:
-            text = f"{units.number(quantity.median)} / {units.number(quantity.p99)}"
+        for (ranks, quantity), bound in zip(found.points, found.bounds, strict=True):
+            text = _text(quantity, bound)
             cells.setdefault(found.label, {})[ranks] = text + "*" * found.oversubscribed
         if fit := found.fit():
             fits[found.label] = formula(fit)
+    settled = {found.name: found for found in members if not found.oversubscribed}
+    push, pull = (settled.get(f"signal_ready_us.{way}") for way in ("push", "pull"))
+    if push is not None and pull is not None:
+        cells[DIFFERENCE] = {n: difference(push, pull, n) for n, _ in push.points}
+    bounded = any(bound is not None for found in members for bound in found.bounds)
     table = Table(
         title,
         (
@@ -113,10 +180,19 @@ def _table(title: str, members: list[Series]) -> Table:
             )
             for label, by_count in cells.items()
         ),
-        sentences=("*: more threads than cores; one may wait for its turn on a core.",) * crowded,
+        sentences=("*: more threads than cores; one may wait for its turn on a core.",) * crowded
+        + (LEGEND,) * bounded,
         alike=True,
     )
     return table.without_empty_columns()
+
+
+def _text(quantity: Quantity, bound: float | None) -> str:
+    """``0.919 (0.915-0.924) / 0.998, +- 0.26``."""
+    low, high = (units.number(end) for end in (quantity.ci_low, quantity.ci_high))
+    interval = "no CI" if quantity.ci_low is None else f"{low}-{high}"
+    off = "" if bound is None else f", +- {units.number(bound)}"
+    return f"{units.number(quantity.median)} ({interval}) / {units.number(quantity.p99)}{off}"
 
 
 def min_step_table(rows: Rows) -> Table | None:

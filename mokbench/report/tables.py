@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mokbench.record import Record
-from mokbench.report import units, wording
+from mokbench.report import clock_words, units, wording
 from mokbench.report.comparison import (
     HOST_SYSTEMS,
     Comparison,
@@ -73,6 +73,8 @@ _FIGURES: tuple[tuple[Column, Callable[[Record], str]], ...] = (
     (Column("dispatch us", expendable=10), lambda r: units.number(r.dispatch_us)),
     (Column("combine us", expendable=10), lambda r: units.number(r.combine_us)),
     (Column("spread us", expendable=11), lambda r: units.number(r.rank_spread_us)),
+    (Column("SM MHz", expendable=4), lambda r: units.number(r.sm_clock_mhz)),
+    (Column("MMA use", expendable=8), lambda r: units.quotient(r.mma_utilization)),
     (Column("rel error", expendable=9), lambda r: units.error(r.rel_error)),
     (Column("repeats", expendable=8), lambda r: _yes_no(r.bitwise_repeat)),
 )
@@ -114,7 +116,7 @@ def _workload_table(work: Workload, group: Sequence[Row], rows: Rows) -> Table:
         columns,
         tuple(_cells(row, found) for row, found in zip(shown, ratios, strict=True)),
         (*filter(None, about), *wording.marks(records, rows.machine)),
-        tuple(sentences),
+        (*sentences, *clock_words.table_lines(shown)),
     )
     if len(rows.runs) == 1:
         table = table.keeping([i for i in range(len(columns)) if columns[i].title != "run"])

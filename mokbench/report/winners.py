@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mokbench.clocks import apart
 from mokbench.record import Record
-from mokbench.report import units, wording
+from mokbench.report import clock_words, units, wording
 from mokbench.report.comparison import Comparison, compare, may_compare
 from mokbench.report.rows import Row, Rows, Workload
 
@@ -77,7 +78,8 @@ def reason(fast: Record, slow: Record) -> str:
         found.append(
             f"dispatch + combine: {slow.name} {units.number(b)} us, {fast.name} {units.number(a)}"
         )
-    if a is not None and b is not None:
+    # Of rows at two clocks the rest is not known to be the systems'.
+    if a is not None and b is not None and not apart(fast.sm_clock_mhz, slow.sm_clock_mhz):
         rest_a, rest_b = _median_of(fast) - a, _median_of(slow) - b
         found.append(
             f"the rest: {slow.name} {units.number(rest_b)} us, {fast.name} {units.number(rest_a)}"
@@ -116,7 +118,7 @@ def _largest(groups: dict[tuple[str, str, str], list[Win]]) -> list[str]:
         return []
     pair, win = max(pairs, key=lambda item: item[0].ratio.value)
     slow, fast = pair.mok.record, pair.other.record
-    why = reason(fast, slow)
+    why = "; ".join(filter(None, [clock_words.beside(pair), reason(fast, slow)]))
     return [
         f"Largest difference: {wording.workload(win.work, [fast.link])}, {wording.regime(fast)}: "
         f"{slow.name} takes {units.ratio(pair.ratio)} times as long as {fast.name}"
@@ -140,16 +142,23 @@ def _sentence(key: tuple[str, str, str], found: Sequence[Win], rows: Rows) -> st
             for pair in win.behind
             if not _sure(pair)
         )
+        clock = clock_words.span([p for win in unsettled for p in win.behind if not _sure(p)])
         parts.append(
             f"no difference of {wording.FLOOR} or more shown in {len(unsettled)} between "
             + ", ".join(pairs)
+            + (f" [{clock}]" if clock else "")
         )
-    slower: dict[str, list[float]] = {}
+    slower: dict[str, list[Comparison]] = {}
     for pair in (pair for win in found for pair in win.behind if _sure(pair)):
-        slower.setdefault(pair.mok.record.name, []).append(pair.ratio.value)
-    for name, ratios in slower.items():
+        slower.setdefault(pair.mok.record.name, []).append(pair)
+    for name, behind in slower.items():
+        ratios = [pair.ratio.value for pair in behind]
         span = " to ".join(dict.fromkeys(map(units.quotient, (min(ratios), max(ratios)))))
-        parts.append(f"{name} takes {span} times the least step time in {len(ratios)}")
+        clock = clock_words.span(behind)
+        parts.append(
+            f"{name} takes {span} times the least step time in {len(ratios)}"
+            + (f" [{clock}]" if clock else "")
+        )
     alone = [win for win in found if win.outcome == "alone"]
     if alone:
         names = ", ".join(dict.fromkeys(win.fastest.record.name for win in alone))

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 from mokbench.figures import SHARED_GPU, SHARED_GPUS
 from mokbench.machine import Machine
 from mokbench.record import Record
-from mokbench.report import units
+from mokbench.report import clock_words, units
 from mokbench.report.comparison import Comparison
 from mokbench.report.rows import Row, Rows, Workload
+from mokbench.run_meta import RunMeta
 from mokbench.stats import EFFECT_FLOOR, interval_ranks
 
 HOST = (
@@ -138,6 +139,8 @@ def sentence(found: Comparison, name_runs: bool = False) -> str:
             f", which spends {units.number(other.dispatch_us)} us in dispatch and "
             f"{units.number(other.combine_us)} us in combine"
         )
+    if clock := clock_words.beside(found):
+        text += f"; {clock}"
     if shares_gpu(mok):
         text += f"; {sharing(mok)}"
     where = f"{found.mok.run}, " if name_runs and one_run else ""
@@ -205,8 +208,16 @@ def runs(rows: Rows) -> list[str]:
             f"{sum(row.record.status == status for row in own)} {status}"
             for status in ("ok", "unsupported", "failed")
         )
-        lines.append(f"{name}: config {meta.name}, {meta.created}, {meta.status}; rows: {tally}")
+        about = f"config {meta.name}, {meta.created}, {meta.status}, {code(meta)}"
+        lines.append(f"{name}: {about}; rows: {tally}")
     return lines
+
+
+def code(meta: RunMeta) -> str:
+    """Which mokbench measured a run; several where it was resumed with another one."""
+    if meta.code:
+        return "; then ".join(map(str, meta.code))
+    return "by an older mokbench that did not store its version"
 
 
 def unsettled(rows: Sequence[Row]) -> str | None:

@@ -13,6 +13,7 @@ from mokbench.errors import UnsupportedError
 from mokbench.systems import Setup, expect_options, options_of
 from mokbench.systems.gemm_choice import choose, expert_gemm_bytes, gemm_reason
 from mokbench.systems.options import PushOptions
+from mokbench.systems.torch_gemms import TorchGemmLimit
 from mokbench.workload import Cell, Dtype, Model
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class Push:
 
     def __init__(self) -> None:
         self._workspace: PushWorkspace | None = None
+        self._limit: TorchGemmLimit | None = None
 
     @staticmethod
     def supports(cell: Cell) -> str | None:
@@ -138,6 +140,8 @@ class Push:
         num_sms = share if asked == "auto" else asked
         weights = setup.w13, setup.w2
         choice = None if options.gemm == "torch" else choose(setup.workload, options, share)
+        if choice is None:
+            self._limit = TorchGemmLimit(setup.fabric)
         self._workspace = PushWorkspace(setup.fabric, shape, weights, num_sms, choice)
 
     @property
@@ -168,8 +172,11 @@ class Push:
         self._prepared.check()
 
     def close(self) -> None:
-        """Drop all memory and kernels."""
+        """Drop all memory and kernels, give torch's GEMMs all SMs again."""
         self._workspace = None
+        if self._limit is not None:
+            self._limit.lift()
+            self._limit = None
 
     @property
     def _prepared(self) -> "PushWorkspace":

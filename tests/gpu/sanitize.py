@@ -229,15 +229,18 @@ def signal(device: Device) -> None:
 
 def timing(device: Device) -> None:
     segment = device.allocate(segment_bytes("signal", PUSH_CASES[0][0]))
+    expired = device.allocate(4)
     align = AlignArgs(
         segments=table([segment]),
         value=1,
         go=device.allocate(4),
+        expired=expired,
         hold_ns=1000,
         wait_bound_ns=WAIT_BOUND_NS,
     )
     device.launch("timing.cuh", "align_ranks<1>", 1, 128, align)
     device.require_no_fault(segment)
+    assert device.download(expired, 1, np.int32)[0] == 1, "nobody raises go"
     # Fewer places than SMs: what does not fit must be left out.
     stamp = StampArgs(device.allocate(16 * GRID), GRID)
     device.launch("timing.cuh", "stamp_clocks", 2 * GRID, 32, stamp)

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mokbench.figures import SHARED_GPU
+from mokbench.figures import SHARED_GPU, Quantity
 from mokbench.report import units, wording
 from mokbench.report.charts.style import from_zero_or_log, panels
 from mokbench.report.rows import Rows
@@ -37,7 +37,12 @@ def figures(rows: Rows) -> Iterator[tuple[str, Figure]]:
 
 def _figure(where: str, members: list[Series], rows: Rows) -> Figure:
     fabric, link = members[0].fabric, members[0].link
-    notes = ["Points: median; thin lines up to p99."]
+    notes = ["Points: median; thick bars: its 95 % interval; thin lines up to p99."]
+    if any(bound is not None for found in members for bound in found.bounds):
+        notes.append(
+            "Pale bars: how wrong the offset between two SMs' clocks may have been, at most. "
+            "Protocols whose pale bars meet are not told apart."
+        )
     fitted = any(found.fit() for found in members)
     if fitted:
         notes.append(
@@ -71,7 +76,14 @@ def _figure(where: str, members: list[Series], rows: Rows) -> Figure:
         shown.add(found.name)
     medians = [q.median for found in members for _, q in found.points]
     p99 = [q.p99 for found in members for _, q in found.points]
-    _axes(axes[0], counts, medians + p99, fitted)
+    ends = [
+        q.median + side * bound
+        for found in members
+        for (_, q), bound in zip(found.points, found.bounds, strict=True)
+        for side in (-1, 1)
+        if bound is not None and q.median > bound
+    ]
+    _axes(axes[0], counts, medians + p99 + ends, fitted)
     return figure
 
 
@@ -99,6 +111,26 @@ def _draw(panel: Axes, found: Series, shift: float, hidden: bool) -> None:
         elinewidth=0.7,
         label=None if hidden else label,
     )
+    low = np.array([median if q.ci_low is None else q.ci_low for median, q in _pairs(found)])
+    high = np.array([median if q.ci_high is None else q.ci_high for median, q in _pairs(found)])
+    bound = np.array([0.0 if us is None else us for us in found.bounds])
+    for below, above, width, alpha in (
+        (median - low, high - median, 2.2, 1.0),
+        (bound, bound, 6.0, 0.25),
+    ):
+        panel.errorbar(
+            counts + shift,
+            median,
+            yerr=[np.maximum(below, 0), np.maximum(above, 0)],
+            color=colour,
+            linestyle="none",
+            elinewidth=width,
+            alpha=alpha,
+        )
+
+
+def _pairs(found: Series) -> list[tuple[float, Quantity]]:
+    return [(quantity.median, quantity) for _, quantity in found.points]
 
 
 def _axes(panel: Axes, counts: list[int], values: list[float], fitted: bool) -> None:
