@@ -39,7 +39,8 @@ def read_meta(path: Path) -> RunMeta:
     with as_results_error(path, "reading", "make it readable"):
         found = file.is_file()
     if not found:
-        inside = sorted(child.parent.name for child in path.glob("*/run.json"))
+        with as_results_error(path, "reading", "make it readable"):
+            inside = sorted(child.parent.name for child in path.glob("*/run.json"))
         hint = f"; it holds {len(inside)} runs: name one, or {path}/*" if inside else ""
         what = "not a run folder (it has no run.json)" if path.is_dir() else "no such run folder"
         raise ResultsError(f"{path}: {what}{hint}")

@@ -1,9 +1,11 @@
 """Run folders that are corrupt or half-written: an error that says where, never a verdict."""
 
+import errno
 import math
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from launches import SLOW, cell, gate, launches, write_launch
@@ -116,3 +118,113 @@ def test_a_step_time_that_the_measurement_lost_is_no_missing_launch(
     assert done.exit_code == 2, done.output
     assert f"{tmp_path / 'broken'}: {whole.id}: {said}" in done.stderr
     assert done.stdout == ""
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def _edit(old: str, new: str):
+    return lambda path: path.write_text(path.read_text().replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_folder, "records.jsonl: reading failed: Is a directory"),
+        (_loop, "records.jsonl: reading failed: Too many levels"),
+        (
+            lambda path: path.write_text(
+                re.sub(r'("(?:median|p95|ci_high)":)[0-9.]+', r"\g<1>1e306", path.read_text())
+            ),
+            "step_time_us.median is 1e+306, a number from",
+        ),
+        (_edit('"expert_counts":[]', f'"expert_counts":[{10**30}]'), "expert_counts[0] is 1000"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "compare", "report"])
+def test_what_cannot_be_read_or_counted_is_one_line_and_exit_2(
+    history: Path, tmp_path: Path, command: str, damage, said: str
+) -> None:
+    launches(tmp_path, "slow", 3, start=20, factors=SLOW)
+    damage(tmp_path / "slow-1" / "records.jsonl")
+    runs = str(tmp_path / "slow-*")
+    arguments = {
+        "check": [runs, "--history", str(history)],
+        "compare": [str(tmp_path / "slow-0"), runs],
+        "report": [runs, "--no-charts"],
+    }
+    done = CliRunner().invoke(main, [command, *arguments[command]])
+    assert done.exit_code == 2, repr(done.exception)
+    assert said in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_run_that_may_not_be_read_is_not_passed_over(
+    history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches(tmp_path, "slow", 3, start=20, factors=SLOW)
+    _lock(monkeypatch, tmp_path / "slow-1")
+    done = gate(tmp_path / "slow-*", "--history", history)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "slow-1: reading failed: Permission denied" in done.stderr
+
+
+def test_a_machine_that_may_not_be_read_is_not_passed_over(
+    history: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder,) = history.iterdir()
+    _lock(monkeypatch, folder)
+    done = CliRunner().invoke(main, ["report", "--history", str(history)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"{folder}: reading failed: Permission denied" in done.stderr
+
+
+def _lock(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Refuse what is inside ``folder``, as chmod 0 does to those who are not root."""
+    stat = Path.stat
+
+    def refusing(path: Path, **options):
+        if path.parent == folder:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refusing)
+
+
+COLUMNS = {
+    "block": [0, 0],
+    "iteration": [0, 0],
+    "rank": [0, 1],
+    "start_us": [0.0, 0.0],
+    "duration_us": [5.0, 6.0],
+    "sm_clock_mhz": [1.0, 2.0],
+    "accepted": [True, True],
+}
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"a": [1]}, "it has no column block"),
+        ({name: ["x"] for name in COLUMNS}, "its column block is"),
+        (COLUMNS | {"duration_us": [math.nan, 1.0]}, "that is not finite"),
+        (COLUMNS | {"accepted": [False, False]}, "hold no accepted pass"),
+        (None, "cannot be read"),
+    ],
+)
+def test_samples_that_are_broken_are_said_in_the_page(tmp_path: Path, columns, said: str) -> None:
+    row = cell("push", 1000.0, samples_file="samples/x.parquet")
+    run = write_launch(tmp_path / "one", [row], 0)
+    if columns is not None:
+        pd.DataFrame(columns).to_parquet(run.path / "samples" / "x.parquet")
+    done = CliRunner().invoke(main, ["report", str(run.path), "--format", "html"])
+    assert done.exit_code == 0, repr(done.exception)
+    assert said in done.stdout
+    assert "kept its samples" not in done.stdout

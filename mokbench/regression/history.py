@@ -186,7 +186,12 @@ def folder_of(root: Path, machine: Machine) -> Path:
 def machine_folders(root: Path) -> list[Path]:
     """Machines' folders in a history, or the one that ``root`` itself is. ResultsError for none."""
     found = [root] if (root / _LAUNCHES).is_file() else []
-    found += sorted(path.parent for path in root.glob(f"*/{_LAUNCHES}"))
+    with as_results_error(root, "reading", "make it readable"):
+        inside = sorted(root.iterdir()) if root.is_dir() else []
+    for path in inside:
+        with as_results_error(path, "reading", "make it readable"):
+            if (path / _LAUNCHES).is_file():
+                found.append(path)
     if not found:
         raise ResultsError(
             f"{root}: no history (no {_LAUNCHES} in it or in a folder of it); "

@@ -100,9 +100,11 @@ def _look(number: int, line: bytes, shared: dict[bytes, tuple[str, ...]]) -> _Se
 
 def _whole_lines(path: Path, warn: bool = True) -> Iterator[tuple[int, bytes]]:
     """Numbered lines; a torn last one is passed over with a warning."""
-    if not path.exists():
-        return
-    with as_results_error(path, "reading", "make it readable"), path.open("rb") as file:
+    with as_results_error(path, "reading", "make it readable"):
+        if not path.exists():
+            return
+        file = path.open("rb")
+    with as_results_error(path, "reading", "make it readable"), file:
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
                 yield number, line

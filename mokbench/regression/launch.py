@@ -16,6 +16,7 @@ from mokbench.figures import SHARED_GPU, Figures, Status, was_not_finite
 from mokbench.record import Record
 from mokbench.regression.shift import Floats
 from mokbench.results import RunFolder
+from mokbench.row_checks import not_positive
 
 HISTORY_VERSION = 1
 # All are "less is better". Bytes and FLOPs follow from the config and have no noise to test.
@@ -75,10 +76,8 @@ class Launch(Figures):
             raise ValueError("an id stands in it twice")
         for name, column in {**self.values, "clock_mhz": self.clock_mhz}.items():
             for cell, value in zip(self.ids, column, strict=True):
-                if value is not None and not (math.isfinite(value) and value > 0):
-                    raise ValueError(
-                        f"{cell}: {name} is {value}, a finite number above 0 is needed"
-                    )
+                if value is not None and (problem := not_positive(value)):
+                    raise ValueError(f"{cell}: {name} is {problem}")
         return self
 
     @classmethod
