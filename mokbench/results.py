@@ -264,6 +264,8 @@ def _globbed(pattern: Path) -> list[Path]:
         with as_results_error(path, "reading", _READABLE):
             if (path / "run.json").is_file():
                 found.append(path)
+            elif path.is_dir():
+                warnings.warn(f"{path}: passed over, it has no run.json", stacklevel=3)
     return found
 
 

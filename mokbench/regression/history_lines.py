@@ -65,6 +65,12 @@ def read_launches(path: Path, keep: Collection[str] = ()) -> list[Launch]:
     ]
 
 
+def names(path: Path) -> set[str]:
+    """Launches of all lines, also of those that ``read_launches`` passes over."""
+    found = (_LAUNCH.search(line) for _, line in _whole_lines(path, warn=False))
+    return {one[1].decode() for one in found if one is not None}
+
+
 def _wanted(lines: list[_Seen], keep: Collection[str]) -> set[int]:
     """Numbers of the lines to read. What does not look like a launch is, so that it is refused."""
     newer: Counter[str] = Counter()
@@ -101,8 +107,12 @@ def _look(number: int, line: bytes, shared: dict[bytes, tuple[str, ...]]) -> _Se
 def _whole_lines(path: Path, warn: bool = True) -> Iterator[tuple[int, bytes]]:
     """Numbered lines; a torn last one is passed over with a warning."""
     with as_results_error(path, "reading", "make it readable"):
-        if not path.exists():
+        if not path.exists() and not path.is_symlink():
             return
+        if path.is_file() and not path.stat().st_size:
+            raise ResultsError(
+                f"{path}: is empty; restore it from version control, or delete it to begin anew"
+            )
         file = path.open("rb")
     with as_results_error(path, "reading", "make it readable"), file:
         for number, line in enumerate(file, 1):
