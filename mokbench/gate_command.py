@@ -165,10 +165,10 @@ def compare_command(
     sides = open_runs(a), open_runs(b)
     base, found = map(_launches, sides)
     try:
+        one_kind([*base, *found])
         for run in [*sides[0], *sides[1]]:
             refuse_unknown_method(run)
             refuse_stale_key(run.path / "run.json", run.meta.machine)
-        one_kind([*base, *found])
     except ResultsError as error:
         if not force:
             raise ResultsError(f"{error}; --force compares all the same") from error

@@ -109,12 +109,17 @@ def record(checked: Checked) -> Checked:
     open_ = [] if checked.confirmed else suspects(checked.judged, checked.limits)
     moved = {
         one.series: str(one.call.verdict)
-        for one in [*(one for one in checked.judged if one.call.moved), *open_]
+        for one in [*(one for one in checked.judged if _no_base(one)), *open_]
     }
     launches = [
         launch.model_copy(update={"flags": _flags(moved, launch)}) for launch in checked.launches
     ]
     return replace(checked, recorded=checked.history.record(launches, checked.machine))
+
+
+def _no_base(one: Judged) -> bool:
+    """A cell that failed in one launch may have been broken in the next one too."""
+    return one.call.moved or one.call.verdict is Verdict.FAILED
 
 
 def accept(checked: Checked, reason: str) -> Checked:
