@@ -2,7 +2,7 @@
 
 * run.json: config, command, machine, versions, method version, status
 * records.jsonl: one line per finished cell, appended the moment it ends; of several lines with one
-  id the last counts
+  id the last attempt counts
 * samples/: one parquet file per measured row, columns of ``SAMPLE_TYPES``
 * signals.json: signaling against the number of ranks
 """
@@ -168,8 +168,12 @@ class RunFolder:
         return stored
 
     def records(self) -> list[Record]:
-        """Latest row of each id, in the order in which the ids first ended."""
-        return list({record.id: record for record in self._all_records()}.values())
+        """Last attempt at each id, in the order in which the ids first ended."""
+        found: dict[str, Record] = {}
+        for record in self._all_records():
+            if record.attempt >= found.get(record.id, record).attempt:
+                found[record.id] = record
+        return list(found.values())
 
     def completed_ids(self, include_failed: bool) -> set[str]:
         """Ids that need no run: ok and unsupported ones, and failed ones when these may stay."""

@@ -1,6 +1,7 @@
 """Run folders that are corrupt or half-written: an error that says where, never a verdict."""
 
 import errno
+import json
 import math
 import re
 from pathlib import Path
@@ -228,3 +229,72 @@ def test_samples_that_are_broken_are_said_in_the_page(tmp_path: Path, columns, s
     assert done.exit_code == 0, repr(done.exception)
     assert said in done.stdout
     assert "kept its samples" not in done.stdout
+
+
+def _step(**changes: object) -> str:
+    step = {"median": 9, "p95": 9, "min": 9, "ci_low": 9, "ci_high": 9, "n": 9} | changes
+    return f'"step_time_us":{json.dumps(step)},"step_time_us"'
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "said"),
+    [
+        ("records.jsonl", step_set_to("true"), "step_time_us.median: Input should be a valid num"),
+        ("records.jsonl", step_set_to('"900"'), "step_time_us.median: Input should be a valid num"),
+        (
+            "records.jsonl",
+            lambda text: text.replace('"step_time_us"', _step(), 1),
+            "step_time_us stands in it twice",
+        ),
+        (
+            "run.json",
+            lambda text: text.replace('"name"', '"name":"x","name"', 1),
+            "name stands in it twice",
+        ),
+        (
+            "run.json",
+            lambda text: text.replace('"method_version": 1', '"method_version": "1"', 1),
+            "method_version: Input should be a valid integer",
+        ),
+    ],
+)
+def test_words_for_numbers_and_names_that_stand_twice_are_refused(
+    history: Path, tmp_path: Path, file: str, damage, said: str
+) -> None:
+    launches(tmp_path, "slow", 3, start=20, factors=SLOW)
+    path = tmp_path / "slow-1" / file
+    before = path.read_text(encoding="utf-8")
+    path.write_text(damage(before), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") != before
+    done = gate(tmp_path / "slow-*", "--history", history)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+def test_the_last_attempt_counts_in_whatever_order_lines_stand(tmp_path: Path) -> None:
+    rows = [cell("push", 1000.0, attempt=2), cell("push", 900.0, attempt=1)]
+    (row,) = write_launch(tmp_path / "one", rows, 0).records()
+    assert row.attempt == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"status":["ok"', '"status":["failed"', "is failed and has step_time_us"),
+        ('"clock_mhz":[1500.0', '"clock_mhz":["1500"', "valid number"),
+        ('"method_version":1', '"method_version":true', "valid integer"),
+        ('"commit":null', '"commit":null,"commit":null', "commit stands in it twice"),
+    ],
+)
+def test_a_history_with_a_value_of_a_failed_cell_or_no_number_is_refused(
+    history: Path, tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    launches(tmp_path, "slow", 3, start=20, factors=SLOW)
+    (folder,) = history.iterdir()
+    path = folder / "launches.jsonl"
+    before = path.read_text(encoding="utf-8")
+    assert old in before
+    path.write_text(before.replace(old, new, 1), encoding="utf-8")
+    done = gate(tmp_path / "slow-*", "--history", history)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr

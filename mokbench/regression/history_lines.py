@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mokbench.durable import as_results_error
 from mokbench.errors import ResultsError
-from mokbench.figures import Figures, first_problem
+from mokbench.figures import Figures, first_problem, once
 from mokbench.regression.launch import HISTORY_VERSION, Launch
 
 # Launches of a series that count as base; older ones measured another machine room.
@@ -161,5 +161,5 @@ def _shared(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         key: [sys.intern(item) if type(item) is str else item for item in value]
         if isinstance(value, list)
         else value
-        for key, value in pairs
+        for key, value in once(pairs).items()
     }

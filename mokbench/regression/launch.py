@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from mokbench.errors import ResultsError
 from mokbench.figures import SHARED_GPU, Figures, Status, was_not_finite
@@ -51,6 +51,8 @@ class Launch(Figures):
     slower at 1 % by itself: it never becomes part of a base.
     """
 
+    model_config = ConfigDict(strict=True)
+
     history_version: int = HISTORY_VERSION
     launch: str
     run: str
@@ -75,7 +77,9 @@ class Launch(Figures):
         if len(set(self.ids)) != len(self.ids):
             raise ValueError("an id stands in it twice")
         for name, column in {**self.values, "clock_mhz": self.clock_mhz}.items():
-            for cell, value in zip(self.ids, column, strict=True):
+            for cell, status, value in zip(self.ids, self.status, column, strict=True):
+                if value is not None and status != "ok" and name in self.values:
+                    raise ValueError(f"{cell}: is {status} and has {name} {value}")
                 if value is not None and (problem := not_positive(value)):
                     raise ValueError(f"{cell}: {name} is {problem}")
         return self
