@@ -116,6 +116,15 @@ def finite(value: Any, path: str, notes: list[str]) -> Any:
     return value
 
 
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a JSON object (object_pairs_hook); ValueError where a name stands in it twice."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(n for n in names if names.count(n) > 1)} stands in it twice")
+    return found
+
+
 def was_not_finite(notes: Iterable[str], name: str) -> str | None:
     """Find the note that ``finite`` left about the figure ``name``, or about a part of it."""
     starts = (f"{name} was ", f"{name}.", f"{name}[")

@@ -22,7 +22,7 @@ from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
 from mokbench.regression.verdict import Limits, Verdict
 from mokbench.report import units
 from mokbench.results import RunFolder, open_runs
-from mokbench.run_checks import refuse_stale_key, refuse_torn
+from mokbench.run_checks import refuse_stale_key, refuse_torn, refuse_unknown_method
 
 _ENDLESS = 10_000
 
@@ -165,9 +165,10 @@ def compare_command(
     sides = open_runs(a), open_runs(b)
     base, found = map(_launches, sides)
     try:
-        for run in [*sides[0], *sides[1]]:
-            refuse_stale_key(run.path / "run.json", run.meta.machine)
         one_kind([*base, *found])
+        for run in [*sides[0], *sides[1]]:
+            refuse_unknown_method(run)
+            refuse_stale_key(run.path / "run.json", run.meta.machine)
     except ResultsError as error:
         if not force:
             raise ResultsError(f"{error}; --force compares all the same") from error

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from mokbench import tolerances
 from mokbench.routing import token_counts
 from mokbench.streams import HOST, Streams
 from mokbench.workload import Dtype
@@ -23,12 +24,6 @@ if TYPE_CHECKING:
     from mokbench.workload import Workload
 
 TORCH_DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP32: torch.float32}
-
-# Systems round gate, up, hidden and expert outputs to the dtype: bf16 then shows 0.004 to 0.006.
-TOLERANCES = {Dtype.BF16: 8e-3, Dtype.FP32: 1e-5}
-
-# E4M3 keeps three bits of the mantissa: what rounds to it is off by 2.5 % in the mean square.
-DISPATCH_TOLERANCES = {"fp8": 6e-2}
 
 # One wrong token of 65 536 moves the whole output's error by 0.4 % only, so tokens have their own.
 _TOKEN_TOLERANCE = 4.0
@@ -197,7 +192,7 @@ def judge(parts: Sequence[ErrorSums], dtype: Dtype, dispatch_dtype: str | None =
     rel_error = error / expected if expected else (0.0 if error == 0 else math.inf)
     max_token_error = max(part.max_token_error for part in parts)
     nan_count = sum(part.nan_count for part in parts)
-    tolerance = max(TOLERANCES[dtype], DISPATCH_TOLERANCES.get(dispatch_dtype or "", 0.0))
+    tolerance = tolerances.tolerance(dtype, dispatch_dtype)
     return Accuracy(
         rel_error=rel_error,
         max_token_error=max_token_error,

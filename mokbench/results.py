@@ -2,21 +2,20 @@
 
 * run.json: config, command, machine, versions, method version, status
 * records.jsonl: one line per finished cell, appended the moment it ends; of several lines with one
-  id the last counts
+  id the last attempt counts
 * samples/: one parquet file per measured row, columns of ``SAMPLE_TYPES``
 * signals.json: signaling against the number of ranks
 """
 
 import contextlib
 import hashlib
-import io
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from mokbench import signal_file
+from mokbench import sample_file, signal_file
 from mokbench.code_version import code_version
 from mokbench.durable import (
     Lock,
@@ -32,12 +31,14 @@ from mokbench.figures import Imbalance, Quantity, SignalPoint, StepTime
 from mokbench.machine import Machine
 from mokbench.record import METHOD_VERSION, RECORD_VERSION, Record, parse_record
 from mokbench.run_meta import RunMeta, RunStatus, read_meta
+from mokbench.sample_file import SAMPLE_TYPES
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
     "METHOD_VERSION",
+    "SAMPLE_TYPES",
     "Imbalance",
     "Quantity",
     "Record",
@@ -48,17 +49,7 @@ __all__ = [
     "open_runs",
 ]
 
-# duration_us and start_us are of one rank's iteration, on that rank's own clock. sm_clock_mhz is
-# NaN where there is none to read; samples whose clock was too low are there but not accepted.
-SAMPLE_TYPES = {
-    "block": "int32",
-    "iteration": "int32",
-    "rank": "int32",
-    "start_us": "float64",
-    "duration_us": "float64",
-    "sm_clock_mhz": "float64",
-    "accepted": "bool",
-}
+_READABLE = "make it readable, or leave it out"
 
 
 class RunFolder:
@@ -177,7 +168,7 @@ class RunFolder:
         ):
             try:
                 if name is not None and samples is not None:
-                    replace_file(self.path / name, _parquet(samples))
+                    replace_file(self.path / name, sample_file.content(samples))
                 append_line(self.path / "records.jsonl", stored.to_json())
             except OSError:
                 if name is not None:
@@ -187,8 +178,12 @@ class RunFolder:
         return stored
 
     def records(self) -> list[Record]:
-        """Latest row of each id, in the order in which the ids first ended."""
-        return list({record.id: record for record in self._all_records()}.values())
+        """Last attempt at each id, in the order in which the ids first ended."""
+        found: dict[str, Record] = {}
+        for record in self._all_records():
+            if record.attempt >= found.get(record.id, record).attempt:
+                found[record.id] = record
+        return list(found.values())
 
     def completed_ids(self, include_failed: bool) -> set[str]:
         """Ids that need no run: ok and unsupported ones, and failed ones when these may stay."""
@@ -198,13 +193,7 @@ class RunFolder:
         """Read the raw samples of a row; null where it has none."""
         if record.samples_file is None:
             return None
-        import pandas as pd
-
-        path = self.path / record.samples_file
-        try:
-            return pd.read_parquet(path)
-        except (OSError, ValueError) as error:
-            raise ResultsError(f"{path}: cannot be read: {error}; its row is still good") from error
+        return sample_file.read(self.path / record.samples_file)
 
     def write_signals(self, points: Sequence[SignalPoint]) -> None:
         """Store signaling against ranks, replacing what was stored."""
@@ -266,12 +255,10 @@ def open_runs(patterns: Iterable[str | Path]) -> list[RunFolder]:
     paths: dict[Path, None] = {}
     for pattern in map(Path, patterns):
         found = [pattern]
-        if not pattern.exists():
-            try:
-                inside = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
-                found = sorted(path for path in inside if (path / "run.json").is_file())
-            except ValueError as error:
-                raise ResultsError(f"{pattern}: no path and no glob: {error}") from error
+        with as_results_error(pattern, "reading", _READABLE):
+            there = pattern.exists()
+        if not there:
+            found = _globbed(pattern)
         if not found:
             raise ResultsError(f"{pattern}: no such run folder, and as a glob it matches none")
         paths.update(dict.fromkeys(path.resolve() for path in found))
@@ -280,18 +267,27 @@ def open_runs(patterns: Iterable[str | Path]) -> list[RunFolder]:
     return [RunFolder.open(path) for path in paths]
 
 
+def _globbed(pattern: Path) -> list[Path]:
+    try:
+        inside = sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
+    except ValueError as error:
+        raise ResultsError(f"{pattern}: no path and no glob: {error}") from error
+    found = []
+    for path in inside:
+        # To pass over what cannot be read would judge the rest as if it were all.
+        with as_results_error(path, "reading", _READABLE):
+            if (path / "run.json").is_file():
+                found.append(path)
+            elif path.is_dir():
+                warnings.warn(f"{path}: passed over, it has no run.json", stacklevel=3)
+    return found
+
+
 def _file_stem(record_id: str) -> str:
     """Name a file after an id: the id itself, or its start and a digest where it is too long."""
     if len(record_id.encode()) <= 200:
         return record_id
     return f"{record_id[:120]}-{hashlib.sha256(record_id.encode()).hexdigest()[:16]}"
-
-
-def _parquet(samples: "pd.DataFrame") -> bytes:
-    buffer = io.BytesIO()
-    frame = samples[list(SAMPLE_TYPES)].astype(SAMPLE_TYPES)
-    frame.to_parquet(buffer, engine="pyarrow", compression="zstd", index=False)
-    return buffer.getvalue()
 
 
 def _now() -> str:

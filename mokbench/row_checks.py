@@ -13,6 +13,8 @@ from mokbench.figures import Quantity, StepTime
 if TYPE_CHECKING:
     from mokbench.record import Record
 
+# Farther out than anything measured, in any unit here; arithmetic beyond them overflows.
+LEAST, MOST = 1e-12, 1e18
 # Nothing takes no time, and no clock stands still: docs/metrics.md, "null, never 0".
 _ABOVE_ZERO = (
     "min_step_us",
@@ -62,15 +64,22 @@ def implausible(record: "Record") -> str | None:
         return problem
     for name in _ABOVE_ZERO:
         value = getattr(record, name)
-        if value is not None and not (math.isfinite(value) and value > 0):
-            return f"{name} is {value}, a finite number above 0 is needed"
+        if value is not None and (problem := not_positive(value)):
+            return f"{name} is {problem}"
     for name in _NOT_BELOW_ZERO:
         value = getattr(record, name)
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            return f"{name} is {value}, a finite number that is not negative is needed"
+        if value is not None and (problem := _negative(value)):
+            return f"{name} is {problem}"
+    return _list_problem(record)
+
+
+def _list_problem(record: "Record") -> str | None:
     for i, value in enumerate(record.block_us):
-        if not (math.isfinite(value) and value > 0):
-            return f"block_us[{i}] is {value}, a finite number above 0 is needed"
+        if problem := not_positive(value):
+            return f"block_us[{i}] is {problem}"
+    for i, count in enumerate(record.expert_counts):
+        if problem := _negative(count):
+            return f"expert_counts[{i}] is {problem}"
     for name, quantity in record.signal_detail.items():
         if problem := quantity_problem(name, quantity):
             return problem
@@ -81,8 +90,8 @@ def _step_problem(step: StepTime) -> str | None:
     """Times above 0, in the order that order statistics have: a digit cut off breaks it."""
     for name in ("median", "p95", "min", "ci_low", "ci_high"):
         value = getattr(step, name)
-        if value is not None and not (math.isfinite(value) and value > 0):
-            return f"step_time_us.{name} is {value}, a finite number above 0 is needed"
+        if value is not None and (problem := not_positive(value)):
+            return f"step_time_us.{name} is {problem}"
     if step.n < 1:
         return f"step_time_us.n is {step.n}, a median needs a sample"
     if not step.min <= step.median <= step.p95:
@@ -101,9 +110,24 @@ def quantity_problem(name: str, quantity: Quantity) -> str | None:
     """Say which part of a signaling figure cannot be, with its value; null for a sound one."""
     for part in ("median", "p99", "ci_low", "ci_high"):
         value = getattr(quantity, part)
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            return f"{name}.{part} is {value}, a finite number that is not negative is needed"
+        if value is not None and (problem := _negative(value)):
+            return f"{name}.{part} is {problem}"
     return None
+
+
+def not_positive(value: float) -> str | None:
+    """Say what ``value`` is where no time, size or clock can be it; null where one can."""
+    if not (math.isfinite(value) and value > 0):
+        return f"{value}, a finite number above 0 is needed"
+    if not LEAST <= value <= MOST:
+        return f"{value}, a number from {LEAST:g} to {MOST:g} is needed"
+    return None
+
+
+def _negative(value: float) -> str | None:
+    if not (value >= 0 and math.isfinite(value)):
+        return f"{value}, a finite number that is not negative is needed"
+    return None if value <= MOST else f"{value}, a number up to {MOST:g} is needed"
 
 
 def _numbers(path: str, value: Any) -> Iterator[tuple[str, float]]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mokbench.cell_digest import cell_digest, lacks_defaults
-from mokbench.durable import whole_lines
+from mokbench.durable import as_results_error, whole_lines
 from mokbench.errors import ResultsError
 from mokbench.machine import Machine
 from mokbench.record import METHOD_VERSION
@@ -29,10 +29,12 @@ def refuse_torn(run: RunFolder) -> None:
     """
     if run.meta.status in ("running", "interrupted"):
         return
-    torn = whole_lines(run.path / "records.jsonl")[1]
+    path = run.path / "records.jsonl"
+    with as_results_error(path, "reading", "make it readable"):
+        torn = whole_lines(path)[1]
     if torn:
         raise ResultsError(
-            f"{run.path / 'records.jsonl'}: the run ended, but its last row is cut short; restore "
+            f"{path}: the run ended, but its last row is cut short; restore "
             f"the file, or measure that cell again: mokbench run --resume {run.path}"
         )
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from mokbench.code_version import CodeVersion
 from mokbench.durable import as_results_error
 from mokbench.errors import ResultsError
-from mokbench.figures import Figures, first_problem
+from mokbench.figures import Figures, first_problem, once
 from mokbench.machine import Machine
 from mokbench.record import METHOD_VERSION, RECORD_VERSION, check_version
 
@@ -42,13 +42,14 @@ def read_meta(path: Path) -> RunMeta:
     with as_results_error(path, "reading", "make it readable"):
         found = file.is_file()
     if not found:
-        inside = sorted(child.parent.name for child in path.glob("*/run.json"))
+        with as_results_error(path, "reading", "make it readable"):
+            inside = sorted(child.parent.name for child in path.glob("*/run.json"))
         hint = f"; it holds {len(inside)} runs: name one, or {path}/*" if inside else ""
         what = "not a run folder (it has no run.json)" if path.is_dir() else "no such run folder"
         raise ResultsError(f"{path}: {what}{hint}")
     try:
-        data = json.loads(file.read_bytes())
-        check_version(f"{file}", data)
-        return RunMeta.model_validate(data)
+        content = file.read_bytes()
+        check_version(f"{file}", json.loads(content, object_pairs_hook=once))
+        return RunMeta.model_validate_json(content, strict=True)
     except (OSError, ValueError, RecursionError) as error:
         raise ResultsError(f"{file}: not a run description: {first_problem(error)}") from error

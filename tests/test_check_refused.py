@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from launches import SLOW, gate, h200, launches, verdicts
 from runs import command
 
+from mokbench import run_checks
 from mokbench.cli import main
 from mokbench.errors import ResultsError
 from mokbench.regression.check import check, record
@@ -18,7 +19,10 @@ from mokbench.regression.launch import Launch
 from mokbench.results import RunFolder
 
 
-def test_runs_of_two_machines_or_methods_are_refused(history: Path, tmp_path: Path) -> None:
+def test_runs_of_two_machines_or_methods_are_refused(
+    history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_checks, "METHOD_VERSION", 2)
     (one,) = launches(tmp_path, "one", 1)
     (other,) = launches(tmp_path, "two", 1, machine=h200(driver="999"))
     with pytest.raises(ResultsError, match="two machines"):
@@ -83,7 +87,10 @@ def test_another_gpu_of_the_kind_shares_the_history(history: Path, tmp_path: Pat
     assert verdicts(check(runs, history))["push"] == "SLOWER"
 
 
-def test_launches_of_an_older_method_are_no_base(tmp_path: Path) -> None:
+def test_launches_of_another_method_are_no_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_checks, "METHOD_VERSION", 2)
     root = tmp_path / "history"
     for run in launches(tmp_path, "old", 10, method_version=2):
         record(check([run], root))

@@ -1,5 +1,6 @@
 """Which lines of a long history are read: as many as each series needs, whoever else writes."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,6 +43,9 @@ class Long:
             made.append(launch.model_copy(update={"flags": flags}))
         self.history.record(made, h200())
         return made
+
+    def make(self, system: str, count: int) -> list[Launch]:
+        return [Launch.of(self.run(system, 1000.0)) for _ in range(count)]
 
     def check(self, system: str, value: float) -> Checked:
         return check([self.run(system, value) for _ in range(3)], self.folder / "history")
@@ -105,3 +109,32 @@ def test_what_does_not_look_like_a_launch_is_refused_however_old(long: Long) -> 
         path.write_text("".join([damage, *lines[1:]]), encoding="utf-8")
         with pytest.raises(ResultsError, match=r"launches\.jsonl:1: not a line of a history"):
             read_launches(path)
+
+
+def test_other_options_under_the_ids_do_not_push_a_base_out(long: Long) -> None:
+    long.add("push", 1000.0, 10)
+    other = [
+        launch.model_copy(update={"digests": ["other"]}) for launch in long.make("push", MOST_READ)
+    ]
+    long.history.record(other, h200())
+    assert only(long.check("push", 1050.0)) == (Verdict.SLOWER, 10)
+
+
+def test_launches_that_failed_do_not_push_a_base_out(long: Long) -> None:
+    long.add("push", 1000.0, 10)
+    failed = [
+        launch.model_copy(update={"status": ["failed"], "values": {}})
+        for launch in long.make("push", MOST_READ + 20)
+    ]
+    long.history.record(failed, h200())
+    assert only(long.check("push", 1050.0)) == (Verdict.SLOWER, 10)
+
+
+def test_flags_count_wherever_they_stand_in_a_line(long: Long) -> None:
+    long.add("push", 1000.0, WINDOW)
+    long.add("push", 1060.0, MOST_READ, flag="SLOWER")
+    path = long.history.folder / "launches.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    moved = [{"flags": one.pop("flags"), **one} for one in lines]
+    path.write_text("".join(json.dumps(one) + "\n" for one in moved), encoding="utf-8")
+    assert only(long.check("push", 1060.0)) == (Verdict.SLOWER, WINDOW)

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from fake_run import fake_record
 from launches import CELLS, cell, h200, launches, write_launch
 from test_html import Page
 
@@ -130,3 +131,12 @@ def test_what_is_no_history_is_said(tmp_path: Path, root: Path) -> None:
         done = show(*arguments)
         assert done.exit_code == 2
         assert "name run folders, or a history" in done.stderr
+
+
+def test_a_history_without_a_value_says_so(tmp_path: Path) -> None:
+    failed = fake_record(system="push", status="failed", reason="rank 1 died", fabric="cuda")
+    record(check([write_launch(tmp_path / "one", [failed], 0)], tmp_path / "history"))
+    for form in ("table", "markdown", "html"):
+        done = show("--history", tmp_path / "history", "--format", form)
+        assert done.exit_code == 0, repr(done.exception)
+        assert "No launch has a value." in done.stdout

@@ -219,6 +219,28 @@ def test_what_the_interval_does_not_show_is_not_called_a_win(tmp_path: Path) -> 
     run = stored(tmp_path / "apart", apart)
     (win,) = winners.wins(gather([run]))
     assert win.outcome == "open"
+    (line,) = winners.sentences(gather([run]), [win])
+    assert "too little for a verdict in 1 between mok and push" in line
+    assert "no difference" not in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"nan_count": 3}, "3 NaNs in its output"),
+        ({"rel_error": 0.2}, "relative error 0.2, allowed 0.008"),
+    ],
+)
+def test_an_output_that_is_wrong_wins_nothing(tmp_path: Path, changes, said: str) -> None:
+    rows = [
+        row("mok", 50.0, block_us=[50.0, 51.0] * 4, **TURN, **changes),
+        row("push", 100.0, block_us=[100.0, 101.0] * 4, **TURN),
+    ]
+    run = stored(tmp_path, rows)
+    (win,) = winners.wins(gather([run]))
+    assert (win.fastest.record.system, win.outcome) == ("push", "alone")
+    *_, last = winners.sentences(gather([run]), [win])
+    assert said in last
 
 
 @pytest.mark.parametrize(("percent", "outcome"), [(0.5, "open"), (1.9, "open"), (2.1, "faster")])

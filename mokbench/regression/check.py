@@ -9,11 +9,17 @@ from mokbench.errors import ConfigError
 from mokbench.machine import Machine
 from mokbench.regression.confirm import Confirmation, confirm, suspects
 from mokbench.regression.history import History, Series, folder_of, new_level
+from mokbench.regression.history_checks import candidates_of
 from mokbench.regression.judge import Judged, judge_history
 from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
 from mokbench.regression.verdict import ORDER, UNSETTLED, Limits, Verdict
 from mokbench.results import RunFolder
-from mokbench.run_checks import refuse_stale_key, refuse_torn, refuse_unfinished
+from mokbench.run_checks import (
+    refuse_stale_key,
+    refuse_torn,
+    refuse_unfinished,
+    refuse_unknown_method,
+)
 
 REGRESSION, FAILED, UNDECIDED, DONE = 1, 3, 4, 0
 
@@ -66,6 +72,7 @@ def check(
     """
     limits = limits or Limits()
     for run in runs:
+        refuse_unknown_method(run)
         refuse_unfinished(run)
         refuse_torn(run)
         refuse_stale_key(run.path / "run.json", run.meta.machine)
@@ -74,6 +81,10 @@ def check(
     one_kind(launches)
     refuse_copies(launches)
     history = History.read(folder_of(root, runs[0].meta.machine))
+    own = {launch.launch for launch in launches}
+    version = launches[0].method_version
+    others = [x for x in history.launches if x.launch not in own and x.method_version == version]
+    launches = candidates_of(launches, history.recorded, len(others), limits.least_base)
     judged = judge_history(history, launches, metrics, limits)
     if confirmation is not None:
         judged = confirm(judged, confirmation, limits, metrics)
@@ -98,12 +109,17 @@ def record(checked: Checked) -> Checked:
     open_ = [] if checked.confirmed else suspects(checked.judged, checked.limits)
     moved = {
         one.series: str(one.call.verdict)
-        for one in [*(one for one in checked.judged if one.call.moved), *open_]
+        for one in [*(one for one in checked.judged if _no_base(one)), *open_]
     }
     launches = [
         launch.model_copy(update={"flags": _flags(moved, launch)}) for launch in checked.launches
     ]
     return replace(checked, recorded=checked.history.record(launches, checked.machine))
+
+
+def _no_base(one: Judged) -> bool:
+    """A cell that failed in one launch may have been broken in the next one too."""
+    return one.call.moved or one.call.verdict is Verdict.FAILED
 
 
 def accept(checked: Checked, reason: str) -> Checked:

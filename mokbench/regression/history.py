@@ -19,7 +19,14 @@ from mokbench.durable import Lock, append_line, as_results_error, cut_torn_line,
 from mokbench.errors import ResultsError
 from mokbench.figures import Figures
 from mokbench.machine import Machine
-from mokbench.regression.history_lines import WINDOW, read_all, read_launches
+from mokbench.regression.history_checks import (
+    in_order_of_time,
+    refuse_lost_levels,
+    refuse_no_folder,
+    refuse_no_launches,
+    refuse_reordered,
+)
+from mokbench.regression.history_lines import WINDOW, names, read_all, read_launches
 from mokbench.regression.launch import HISTORY_VERSION, Launch, Readings
 from mokbench.regression.shift import Floats
 from mokbench.run_checks import refuse_stale_key
@@ -43,11 +50,15 @@ class Level(Figures):
 
 @dataclass
 class History:
-    """A machine's launches, oldest first, and accepted levels. Reading never writes."""
+    """A machine's launches, oldest first, and accepted levels. Reading never writes.
+
+    ``recorded`` names all launches of the file, of which ``launches`` are those that were read.
+    """
 
     folder: Path
     launches: list[Launch] = field(default_factory=list)
     levels: list[Level] = field(default_factory=list)
+    recorded: set[str] = field(default_factory=set)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -56,9 +67,14 @@ class History:
         Raises ResultsError for a line that is none, of another version, or of another machine
         than the lines before: a verdict from half a history would be a guess.
         """
+        path = folder / _LAUNCHES
+        refuse_no_folder(folder)
+        refuse_no_launches(path, [folder / _MACHINE, folder / _LEVELS])
         levels = read_all(folder / _LEVELS, Level)
-        newest = {name for level in _newest_levels(levels).values() for name in level.launches}
-        launches = read_launches(folder / _LAUNCHES, keep=newest)
+        newest = {name for level in _newest(levels) for name in level.launches}
+        launches = read_launches(path, keep=newest)
+        recorded = names(path).union(launch.launch for launch in launches)
+        refuse_lost_levels(path, _newest(levels), recorded)
         keys = {launch.machine for launch in launches}
         if len(keys) > 1:
             raise ResultsError(
@@ -76,21 +92,25 @@ class History:
             if launch.launch in once:
                 warnings.warn(f"{folder / _LAUNCHES}: launch {launch.run} twice", stacklevel=2)
             once.setdefault(launch.launch, launch)
-        return cls(folder, list(once.values()), levels)
+        refuse_reordered(path, list(once.values()), _newest(levels))
+        return cls(folder, list(once.values()), levels, recorded)
 
     def record(self, launches: Sequence[Launch], machine: Machine) -> int:
         """Append launches that are not yet there; returns how many. ResultsError on a full disk."""
-        known = {launch.launch for launch in self.launches}
-        new = [launch for launch in launches if launch.launch not in known]
+        new = in_order_of_time(one for one in launches if one.launch not in self.recorded)
         if not new:
             return 0
+        refuse_reordered(self.folder / _LAUNCHES, self.launches + new, _newest(self.levels))
         with as_results_error(self.folder, "writing the history", "free some space"):
             self.folder.mkdir(parents=True, exist_ok=True)
+        # The launches first: a folder that has only the rest is one that lost them.
+        self._append(_LAUNCHES, [launch.model_dump_json() for launch in new])
+        with as_results_error(self.folder, "writing the history", "free some space"):
             if not (self.folder / _MACHINE).exists():
                 text = machine.model_dump_json(indent=1, exclude={"gpu_uuids"})
                 replace_file(self.folder / _MACHINE, text.encode() + b"\n")
-        self._append(_LAUNCHES, [launch.model_dump_json() for launch in new])
         self.launches += new
+        self.recorded.update(launch.launch for launch in new)
         return len(new)
 
     def accept(self, level: Level) -> None:
@@ -98,6 +118,7 @@ class History:
         missing = set(level.launches).difference(launch.launch for launch in self.launches)
         if missing:
             raise ResultsError(f"{self.folder}: launches {', '.join(sorted(missing))} not recorded")
+        refuse_reordered(self.folder / _LAUNCHES, self.launches, [level])
         self._append(_LEVELS, [level.model_dump_json()])
         self.levels.append(level)
 
@@ -110,6 +131,8 @@ class History:
                 for line in lines:
                     append_line(path, line)
             finally:
+                if path.exists() and not path.stat().st_size:
+                    path.unlink()
                 lock.release()
 
     def last_commit(self, before: set[str]) -> str | None:
@@ -150,11 +173,11 @@ def base_of(
             too_old = since is not None and position[launch.launch] < _first(since, position)
             if accepted or not (too_old or cell in launch.flags.get(metric, ())):
                 found.put(i, j, reading)
-    keep = _newest(found.values)
+    keep = _last(found.values)
     return Readings(np.where(keep, found.values, np.nan), np.where(keep, found.clock_mhz, np.nan))
 
 
-def _newest(values: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _last(values: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Where a value is among the last ``WINDOW`` of its row."""
     there = ~np.isnan(values)
     later = np.cumsum(there[:, ::-1], axis=1)[:, ::-1]
@@ -163,6 +186,11 @@ def _newest(values: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 def _newest_levels(levels: Iterable[Level]) -> dict[Series, Level]:
     return {(cell, metric): level for level in levels for cell, metric in level.series}
+
+
+def _newest(levels: Iterable[Level]) -> list[Level]:
+    """Levels that still count for some series."""
+    return list({id(level): level for level in _newest_levels(levels).values()}.values())
 
 
 def _first(level: Level, position: dict[str, int]) -> int:
@@ -176,6 +204,7 @@ def folder_of(root: Path, machine: Machine) -> Path:
     Raises ResultsError where ``root`` is itself a machine's folder: an empty one inside it would
     make every series INSUFFICIENT, which passes.
     """
+    refuse_no_folder(root)
     if (root / _LAUNCHES).exists():
         raise ResultsError(f"{root}: is one machine's folder; give the folder that it is in")
     what = f"{machine.gpu} x{machine.gpus}" if machine.gpus else machine.cpu or "machine"
@@ -185,14 +214,25 @@ def folder_of(root: Path, machine: Machine) -> Path:
 
 def machine_folders(root: Path) -> list[Path]:
     """Machines' folders in a history, or the one that ``root`` itself is. ResultsError for none."""
-    found = [root] if (root / _LAUNCHES).is_file() else []
-    found += sorted(path.parent for path in root.glob(f"*/{_LAUNCHES}"))
+    refuse_no_folder(root)
+    found = [root] if _is_history(root) else []
+    with as_results_error(root, "reading", "make it readable"):
+        inside = sorted(root.iterdir()) if root.is_dir() else []
+    for path in inside:
+        with as_results_error(path, "reading", "make it readable"):
+            if _is_history(path):
+                found.append(path)
     if not found:
         raise ResultsError(
             f"{root}: no history (no {_LAUNCHES} in it or in a folder of it); "
             "mokbench check RUNS --history DIR --record starts one"
         )
     return found
+
+
+def _is_history(folder: Path) -> bool:
+    path = folder / _LAUNCHES
+    return path.is_file() or path.is_symlink() or (folder / _MACHINE).is_file()
 
 
 def _refuse_another_machine(path: Path, keys: set[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mokbench.durable import as_results_error
 from mokbench.errors import ResultsError
-from mokbench.figures import Figures, first_problem
+from mokbench.figures import Figures, first_problem, once
 from mokbench.regression.launch import HISTORY_VERSION, Launch
 
 # Launches of a series that count as base; older ones measured another machine room.
@@ -26,20 +26,24 @@ WINDOW = 30
 MOST_READ = 100
 # Finding a line's launch, cells and flags is a hundredth of the work of reading it.
 _LAUNCH = re.compile(rb'"launch": ?"([0-9a-f]+)"')
-_IDS = re.compile(rb'"ids": ?(\[.*?\]), ?"digests"')
+_COLUMNS = re.compile(
+    rb'"ids": ?(\[.*?\]), ?"digests": ?(\[.*?\]), ?"status": ?(\[.*?\]), ?"marks"'
+)
 _FLAGS = re.compile(rb'"flags": ?(\{.*\})\}\s*$')
 
 _Line = TypeVar("_Line", bound=Figures)
 
 
 class _Seen(NamedTuple):
-    """A line by its number: its launch, its cells, those that are flagged in it.
+    """A line by its number: its launch, its ok cells, those that are flagged in it.
 
-    ``ids`` is empty where they do not stand out.
+    A cell is its id and what it measured, as a base is of one thing. ``ids`` is empty where they
+    do not stand out, ``cells`` also where none is ok.
     """
 
     number: int
     launch: str
+    cells: tuple[tuple[str, str], ...]
     ids: tuple[str, ...]
     flagged: frozenset[str] = frozenset()
 
@@ -55,7 +59,7 @@ def read_launches(path: Path, keep: Collection[str] = ()) -> list[Launch]:
     A cell needs its last ``MOST_READ``, and earlier ones while its base is not full. Raises
     ResultsError for a line that is none, of another version or not readable.
     """
-    shared: dict[bytes, tuple[str, ...]] = {}
+    shared: dict[bytes, Any] = {}
     lines = [_look(number, line, shared) for number, line in _whole_lines(path)]
     wanted = _wanted(lines, keep)
     return [
@@ -65,44 +69,65 @@ def read_launches(path: Path, keep: Collection[str] = ()) -> list[Launch]:
     ]
 
 
+def names(path: Path) -> set[str]:
+    """Launches of all lines, also of those that ``read_launches`` passes over."""
+    found = (_LAUNCH.search(line) for _, line in _whole_lines(path, warn=False))
+    return {one[1].decode() for one in found if one is not None}
+
+
 def _wanted(lines: list[_Seen], keep: Collection[str]) -> set[int]:
     """Numbers of the lines to read. What does not look like a launch is, so that it is refused."""
-    newer: Counter[str] = Counter()
-    base: Counter[str] = Counter()
+    newer: Counter[object] = Counter()
+    base: Counter[tuple[str, str]] = Counter()
     wanted = set()
     for line in reversed(lines):
-        needed = not line.ids or any(
-            newer[cell] < MOST_READ or (base[cell] < WINDOW and cell not in line.flagged)
-            for cell in line.ids
+        # Ids apart from what they measured: lines of failures alone are read too, so many.
+        unflagged = [cell for cell in line.cells if cell[0] not in line.flagged]
+        needed = (
+            not line.ids
+            or any(newer[name] < MOST_READ for name in [*line.ids, *line.cells])
+            or any(base[cell] < WINDOW for cell in unflagged)
         )
         if needed or line.launch in keep:
             wanted.add(line.number)
             newer.update(line.ids)
-            base.update(cell for cell in line.ids if cell not in line.flagged)
+            newer.update(line.cells)
+            base.update(unflagged)
     return wanted
 
 
-def _look(number: int, line: bytes, shared: dict[bytes, tuple[str, ...]]) -> _Seen:
+def _look(number: int, line: bytes, shared: dict[bytes, Any]) -> _Seen:
     """Find what ``_Seen`` has; equal lists of cells become one object in ``shared``."""
-    launch, ids, flags = (pattern.search(line) for pattern in (_LAUNCH, _IDS, _FLAGS))
-    if launch is None or ids is None:
-        return _Seen(number, "", ())
-    key = hashlib.sha256(ids[1]).digest()
+    launch, columns, flags = (pattern.search(line) for pattern in (_LAUNCH, _COLUMNS, _FLAGS))
+    # Flags that are not last would pass for none, and a slow launch for a base.
+    if launch is None or columns is None or (flags is None and b'"flags"' in line):
+        return _Seen(number, "", (), ())
+    key = hashlib.sha256(columns[0]).digest()
     try:
         if key not in shared:
-            shared[key] = tuple(sys.intern(str(cell)) for cell in json.loads(ids[1]))
+            ids, digests, status = (map(str, json.loads(text)) for text in columns.groups())
+            found = list(zip(map(sys.intern, ids), digests, status, strict=True))
+            cells = tuple((cell, digest) for cell, digest, how in found if how == "ok")
+            shared[key] = cells, tuple(cell for cell, _, _ in found)
         by_metric = json.loads(flags[1]) if flags else {}
         flagged = frozenset(cell for cells in by_metric.values() for cell in cells)
     except (ValueError, TypeError, AttributeError, RecursionError):
-        return _Seen(number, "", ())
-    return _Seen(number, launch[1].decode(), shared[key], flagged)
+        return _Seen(number, "", (), ())
+    own, names_ = shared[key]
+    return _Seen(number, launch[1].decode(), own, names_, flagged)
 
 
 def _whole_lines(path: Path, warn: bool = True) -> Iterator[tuple[int, bytes]]:
     """Numbered lines; a torn last one is passed over with a warning."""
-    if not path.exists():
-        return
-    with as_results_error(path, "reading", "make it readable"), path.open("rb") as file:
+    with as_results_error(path, "reading", "make it readable"):
+        if not path.exists() and not path.is_symlink():
+            return
+        if path.is_file() and not path.stat().st_size:
+            raise ResultsError(
+                f"{path}: is empty; restore it from version control, or delete it to begin anew"
+            )
+        file = path.open("rb")
+    with as_results_error(path, "reading", "make it readable"), file:
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
                 yield number, line
@@ -136,5 +161,5 @@ def _shared(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         key: [sys.intern(item) if type(item) is str else item for item in value]
         if isinstance(value, list)
         else value
-        for key, value in pairs
+        for key, value in once(pairs).items()
     }

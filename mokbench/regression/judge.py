@@ -4,12 +4,14 @@ Gating series and the others (shared GPU, oversubscribed) are families of their 
 fail a build must not make it harder for the rest to be seen.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mokbench.regression.history import History, Series, base_of
+from mokbench.regression.history_lines import WINDOW
 from mokbench.regression.launch import (
     MARKS,
     NO_GATE,
@@ -36,8 +38,8 @@ class Judged:
 
     @property
     def gates(self) -> bool:
-        """Whether the series may fail a build."""
-        return self.mark not in NO_GATE
+        """Whether the series may fail a build: a cell that fails does, wherever it ran."""
+        return self.mark not in NO_GATE or self.call.verdict is Verdict.FAILED
 
     @property
     def name(self) -> str:
@@ -69,7 +71,15 @@ def judge_history(
         for i, (one, call, mark) in enumerate(zip(series, calls, marks, strict=True))
     ]
     seen = _seen(history.launches)
-    judged = [_new(one, digest, seen) for one, digest in zip(judged, digests, strict=True)]
+    known = {cell for launch in history.launches for cell in launch.ids}
+    judged = [_new(one, digest, seen, known) for one, digest in zip(judged, digests, strict=True)]
+    failed = Counter(
+        cell
+        for one in candidates
+        for cell, how in zip(one.ids, one.status, strict=True)
+        if how == "failed"
+    )
+    judged = [_failing(one, failed[one.series[0]], len(candidates)) for one in judged]
     return worst_first(judged + _lost(history, candidates, metrics, set(series)))
 
 
@@ -165,7 +175,7 @@ def _side(launches: Sequence[Launch], series: Sequence[Series], digests: Sequenc
 
 
 def _seen(launches: Sequence[Launch]) -> dict[str, set[str]]:
-    """What each id measured in these launches, where it was measured."""
+    """What each id was in these launches, where it was measured."""
     found: dict[str, set[str]] = {}
     for launch in launches:
         for cell, digest, status in zip(launch.ids, launch.digests, launch.status, strict=True):
@@ -174,43 +184,79 @@ def _seen(launches: Sequence[Launch]) -> dict[str, set[str]]:
     return found
 
 
-def _new(one: Judged, digest: str, seen: dict[str, set[str]]) -> Judged:
-    """Say why there is no base where the id is new, or was measured before as something else."""
+def _new(one: Judged, digest: str, seen: dict[str, set[str]], known: set[str]) -> Judged:
+    """Say why there is no base: a new id, one that only failed, or another thing under it."""
     if one.call.base_n or one.call.verdict is not Verdict.INSUFFICIENT:
         return one
-    before = seen.get(one.series[0])
-    if before is None:
-        return _with_why(one, f"{one.call.why} (new in the history)")
-    if why := not_comparable(digest, before, "the history"):
-        return _with_why(one, f"{one.call.why} ({why})")
-    return one
+    cell = one.series[0]
+    if cell not in known:
+        why = "new in the history"
+    elif cell not in seen:
+        why = "failed or unsupported whenever the history has it"
+    elif other := not_comparable(digest, seen[cell], "the history"):
+        why = other
+    else:
+        why = "the history has no unflagged value of it since its level"
+    return _with_why(one, f"{one.call.why} ({why})")
+
+
+def _failing(one: Judged, failed: int, launches: int) -> Judged:
+    """Call a cell that failed in a candidate FAILED; slower in the others is worse and stays."""
+    if not failed or (one.call.verdict is Verdict.SLOWER and one.gates):
+        return one
+    why = f"failed in {failed} of {launches} candidates; the others: {one.call.why}"
+    return replace(one, call=replace(one.call, verdict=Verdict.FAILED, why=why))
 
 
 def _lost(
     history: History, candidates: Sequence[Launch], metrics: Sequence[str], judged: set[Series]
 ) -> list[Judged]:
-    """Cells that the newest launch of the history measured and no candidate did."""
+    """Series that the config's last ``WINDOW`` launches measured and no candidate did.
+
+    One launch is too few to look at: the first that is recorded without a cell would forget it.
+    """
     own = {launch.launch for launch in candidates}
     version = candidates[0].method_version
-    before = [x for x in history.launches if x.launch not in own and x.method_version == version]
-    status: dict[str, str] = {}
-    for launch in candidates:
-        status |= {name: s for name, s in zip(launch.ids, launch.status, strict=True) if s != "ok"}
-    lost: dict[str, Judged] = {}
     configs = {launch.config for launch in candidates}
-    known = [x for x in before if x.config in configs][-1:]
-    ids = {name: x.marks[i] for x in known for i, name in enumerate(x.ids) if x.status[i] == "ok"}
-    measured = {cell for cell, _ in judged}
-    for cell, mark in ids.items():
-        if cell not in measured:
-            lost[cell] = _gone(cell, mark, status.get(cell), metrics)
+    before = [
+        launch
+        for launch in history.launches
+        if launch.launch not in own
+        and launch.method_version == version
+        and launch.config in configs
+    ][-WINDOW:]
+    marks = {
+        (cell, metric): launch.marks[i]
+        for launch in before
+        for metric, column in launch.values.items()
+        if metric in metrics
+        for i, cell in enumerate(launch.ids)
+        if column[i] is not None
+    }
+    status = _worst_status(candidates)
+    lost = {
+        series: _gone(series, mark, status.get(series[0]))
+        for series, mark in marks.items()
+        if series not in judged
+    }
+    told = {cell for cell, _ in [*judged, *lost]}
     for cell, how in status.items():
-        if how == "failed" and cell not in lost:
-            lost[cell] = _gone(cell, "", how, metrics)
+        if how == "failed" and cell not in told:
+            lost[cell, metrics[0]] = _gone((cell, metrics[0]), "", how)
     return list(lost.values())
 
 
-def _gone(cell: str, mark: str, status: str | None, metrics: Sequence[str]) -> Judged:
+def _worst_status(launches: Sequence[Launch]) -> dict[str, str]:
+    """How each cell ended that was not ok everywhere: failed wherever it failed once."""
+    found: dict[str, str] = {}
+    for launch in launches:
+        for cell, how in zip(launch.ids, launch.status, strict=True):
+            if how != "ok" and found.get(cell) != "failed":
+                found[cell] = how
+    return found
+
+
+def _gone(series: Series, mark: str, status: str | None) -> Judged:
     kinds = {"failed": Verdict.FAILED, "unsupported": Verdict.UNSUPPORTED}
     verdict = kinds.get(status or "", Verdict.MISSING)
     why = {
@@ -218,7 +264,7 @@ def _gone(cell: str, mark: str, status: str | None, metrics: Sequence[str]) -> J
         Verdict.UNSUPPORTED: "was measured before and is now unsupported",
         Verdict.MISSING: "was measured before and is in no candidate run",
     }[verdict]
-    return Judged((cell, metrics[0]), Call(verdict, why), mark)
+    return Judged(series, Call(verdict, why), mark)
 
 
 def _with_why(one: Judged, why: str) -> Judged:

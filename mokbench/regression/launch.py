@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from mokbench.cell_digest import lacks_defaults
 from mokbench.errors import ResultsError
@@ -17,6 +17,7 @@ from mokbench.figures import SHARED_GPU, Figures, Status, was_not_finite
 from mokbench.record import Record
 from mokbench.regression.shift import Floats
 from mokbench.results import RunFolder
+from mokbench.row_checks import not_positive
 
 HISTORY_VERSION = 1
 # All are "less is better". Bytes and FLOPs follow from the config and have no noise to test.
@@ -51,6 +52,8 @@ class Launch(Figures):
     slower at 1 % by itself: it never becomes part of a base.
     """
 
+    model_config = ConfigDict(strict=True)
+
     history_version: int = HISTORY_VERSION
     launch: str
     run: str
@@ -75,11 +78,11 @@ class Launch(Figures):
         if len(set(self.ids)) != len(self.ids):
             raise ValueError("an id stands in it twice")
         for name, column in {**self.values, "clock_mhz": self.clock_mhz}.items():
-            for cell, value in zip(self.ids, column, strict=True):
-                if value is not None and not (math.isfinite(value) and value > 0):
-                    raise ValueError(
-                        f"{cell}: {name} is {value}, a finite number above 0 is needed"
-                    )
+            for cell, status, value in zip(self.ids, self.status, column, strict=True):
+                if value is not None and status != "ok" and name in self.values:
+                    raise ValueError(f"{cell}: is {status} and has {name} {value}")
+                if value is not None and (problem := not_positive(value)):
+                    raise ValueError(f"{cell}: {name} is {problem}")
         return self
 
     @classmethod

@@ -64,7 +64,8 @@ def html(runs: Sequence[RunFolder]) -> str:
 
     rows = gather(runs)
     drawings: dict[str, list[Drawing]] = {kind: [] for kind in KINDS}
-    for number, (kind, stem, figure) in enumerate(charts.figures(rows, runs)):
+    lost: list[str] = []
+    for number, (kind, stem, figure) in enumerate(charts.figures(rows, runs, lost)):
         title = " ".join(figure.texts[0].get_text().split()) if figure.texts else stem
         drawings[kind].append(Drawing(title, inline(figure, f"c{number}-")))
     records = [row.record for row in rows.rows]
@@ -85,6 +86,7 @@ def html(runs: Sequence[RunFolder]) -> str:
         charts=drawings,
         titles=TITLES,
         absent=ABSENT,
+        lost={"timeline": lost},
         reading=glossary.CHARTS,
         glossary=glossary.explained(titles),
         cells=cells,

@@ -96,7 +96,7 @@ def _table(table: Table, width: int, left_out: dict[str, None]) -> Iterator[Rend
     yield Text(table.title, style="bold")
     for line in table.about:
         yield _indented(line, "dim")
-    for place, part in enumerate(_fit(table, width, left_out)):
+    for place, part in enumerate(_fit(table, width, left_out) if table.cells else ()):
         if place:
             yield Text()
         yield _draw(part, width)

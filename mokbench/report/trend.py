@@ -163,7 +163,8 @@ def table(trends_: Sequence[Trend], title: str) -> Table:
         title,
         columns,
         tuple(map(_line, trends_[:MAX_TABLE])),
-        sentences=(f"{more} more series: --format json has them.",) * (more > 0),
+        sentences=(f"{more} more series: --format json has them.",) * (more > 0)
+        + ("No launch has a value.",) * (not trends_),
     )
 
 

@@ -10,6 +10,8 @@ from mokbench.record import Record
 from mokbench.report import clock_words, units, wording
 from mokbench.report.comparison import Comparison, compare, may_compare
 from mokbench.report.rows import Row, Rows, Workload
+from mokbench.tolerances import tolerance
+from mokbench.workload import Dtype
 
 _MOST_REASONS = 4
 NO_MOK = "No row of mok was measured: the others are compared with one another."
@@ -43,11 +45,23 @@ def _wins(group: Sequence[Row]) -> Iterator[Win]:
     sets: dict[tuple[object, ...], list[Row]] = {}
     for row in group:
         record = row.record
-        if record.status == "ok" and record.step_time_us is not None and record.fabric != "host":
+        if record.step_time_us is not None and record.fabric != "host" and not wrong(record):
             key = (row.run, record.regime, record.graph, record.ranks_per_gpu)
             sets.setdefault(key, []).append(row)
     for members in sets.values():
         yield _win(sorted(members, key=_median))
+
+
+def wrong(record: Record) -> str | None:
+    """Say how an ok row's output is wrong by its own figures; the oracle lets none such pass."""
+    if record.status != "ok" or record.dtype not in list(Dtype):
+        return None
+    if record.nan_count:
+        return f"{units.count(record.nan_count, 'NaN')} in its output"
+    allowed = tolerance(Dtype(record.dtype), "fp8" if "fp8" in record.variant else None)
+    if record.rel_error is not None and record.rel_error > allowed:
+        return f"relative error {record.rel_error:.3g}, allowed {allowed:.3g}"
+    return None
 
 
 def _win(ordered: Sequence[Row]) -> Win:
@@ -108,6 +122,11 @@ def sentences(rows: Rows, found: Sequence[Win]) -> list[str]:
     elif not any(row.record.system == "mok" for row in rows.with_status("ok")):
         # First: who reads on takes the fastest of the others for an answer about mok.
         lines.insert(0, NO_MOK)
+    lines += [
+        f"Not counted: {row.record.id} of {row.run} has {why}: it is ok and wrong."
+        for row in rows.rows
+        if (why := wrong(row.record))
+    ][:_MOST_REASONS]
     return lines + [_missing(*item) for item in _reasons(rows).most_common(_MOST_REASONS)]
 
 
@@ -136,18 +155,7 @@ def _sentence(key: tuple[str, str, str], found: Sequence[Win], rows: Rows) -> st
         parts.append(f"{name} is fastest in {count} of {units.count(len(found), 'workload')}")
     unsettled = [win for win in found if win.outcome == "open"]
     if unsettled:
-        pairs = dict.fromkeys(
-            " and ".join(sorted((win.fastest.record.name, pair.mok.record.name)))
-            for win in unsettled
-            for pair in win.behind
-            if not _sure(pair)
-        )
-        clock = clock_words.span([p for win in unsettled for p in win.behind if not _sure(p)])
-        parts.append(
-            f"no difference of {wording.FLOOR} or more shown in {len(unsettled)} between "
-            + ", ".join(pairs)
-            + (f" [{clock}]" if clock else "")
-        )
+        parts += _unsettled(unsettled)
     slower: dict[str, list[Comparison]] = {}
     for pair in (pair for win in found for pair in win.behind if _sure(pair)):
         slower.setdefault(pair.mok.record.name, []).append(pair)
@@ -165,6 +173,31 @@ def _sentence(key: tuple[str, str, str], found: Sequence[Win], rows: Rows) -> st
         parts.append(f"{len(alone)} with {names} alone, nothing to compare with")
     marks = wording.marks([win.fastest.record for win in found], rows.machine)
     return f"{where}: {'; '.join(parts)}." + "".join(f" ({mark})" for mark in marks)
+
+
+def _unsettled(found: Sequence[Win]) -> list[str]:
+    """Medians of two turns may be far apart: that is too little, and not "no difference"."""
+    parts = []
+    for enough, what in (
+        (True, f"no difference of {wording.FLOOR} or more shown"),
+        (False, "too little for a verdict"),
+    ):
+        open_ = [
+            (number, win.fastest.record.name, pair)
+            for number, win in enumerate(found)
+            for pair in win.behind
+            if not _sure(pair) and wording.supports_verdict(pair) == enough
+        ]
+        if open_:
+            names = dict.fromkeys(
+                " and ".join(sorted((name, pair.mok.record.name))) for _, name, pair in open_
+            )
+            clock = clock_words.span([pair for *_, pair in open_])
+            parts.append(
+                f"{what} in {len({number for number, *_ in open_})} between {', '.join(names)}"
+                + (f" [{clock}]" if clock else "")
+            )
+    return parts
 
 
 def _reasons(rows: Rows) -> Counter[tuple[str, str, str]]:

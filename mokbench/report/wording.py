@@ -170,9 +170,14 @@ def _ratio(found: Comparison) -> str:
     return units.quotient(ratio.value) + interval
 
 
+def supports_verdict(found: Comparison) -> bool:
+    """Whether the rows were measured in turn, in enough blocks for an interval."""
+    return found.basis == "turn" and found.ratio.low is not None
+
+
 def _verdict(found: Comparison, mok: str, other: str) -> str:
     ratio = found.ratio
-    if found.basis == "separate" or ratio.low is None:
+    if not supports_verdict(found):
         return f"too little for a verdict on {mok} and {other}"
     if ratio.is_resolved:
         return f"{mok} is {'faster' if ratio.value < 1.0 else 'slower'}"

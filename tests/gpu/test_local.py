@@ -10,6 +10,7 @@ from mokbench.streams import streams_for
 from mokbench.systems import Setup
 from mokbench.systems.cuda_local import Local
 from mokbench.systems.options import LocalOptions
+from mokbench.tolerances import tolerance
 from mokbench.workload import Dtype, Model, Workload
 
 ODD = Model("odd", 2880, 128, 24, 8)
@@ -85,7 +86,7 @@ def replay(system, layers):
         graph.replay()
         same = same and torch.equal(y, system.run(*arguments))
         worst = max(worst, reference.compare(y, layer.truth, Dtype.BF16).rel_error)
-    return "graph", worst < reference.TOLERANCES[Dtype.BF16], worst, same
+    return "graph", worst < tolerance(Dtype.BF16), worst, same
 
 
 def layer_facts(fabric):

@@ -37,8 +37,13 @@ def write(runs: Sequence[RunFolder], folder: str | Path) -> list[Path]:
     return list(written)
 
 
-def figures(rows: Rows, runs: Sequence[RunFolder]) -> "Iterator[tuple[str, str, Figure]]":
-    """Yield (kind, file stem, figure) of every chart, kinds in the order of ``KINDS``."""
+def figures(
+    rows: Rows, runs: Sequence[RunFolder], lost: list[str] | None = None
+) -> "Iterator[tuple[str, str, Figure]]":
+    """Yield (kind, file stem, figure) of every chart, kinds in the order of ``KINDS``.
+
+    ``lost`` takes a sentence for each row whose samples cannot be drawn.
+    """
     from mokbench.report.charts import (
         imbalance,
         link,
@@ -56,7 +61,7 @@ def figures(rows: Rows, runs: Sequence[RunFolder]) -> "Iterator[tuple[str, str, 
         "link": link.figures(rows),
         "imbalance": imbalance.figures(rows),
         "roofline": roofline.figures(rows),
-        "timeline": timeline.figures(rows, runs),
+        "timeline": timeline.figures(rows, runs, lost),
     }
     for kind in KINDS:
         for stem, figure in drawn[kind]:

@@ -20,10 +20,13 @@ MAX_PANELS = 4
 MAX_RANKS = 64
 
 
-def figures(rows: Rows, runs: Sequence[RunFolder]) -> Iterator[tuple[str, Figure]]:
+def figures(
+    rows: Rows, runs: Sequence[RunFolder], lost: list[str] | None = None
+) -> Iterator[tuple[str, Figure]]:
     """Yield (file stem, figure) for each shape, graph mode and run with isolated samples.
 
-    A panel a system: the workload in which its ranks differ most.
+    A panel a system: the workload in which its ranks differ most. ``lost`` takes a sentence for
+    each row whose samples cannot be drawn.
     """
     most = most_figures(rows, MAX_FIGURES)
     folders = dict(zip((name for name, _ in rows.runs), runs, strict=True))
@@ -41,21 +44,30 @@ def figures(rows: Rows, runs: Sequence[RunFolder]) -> Iterator[tuple[str, Figure
     names = stems("timeline", [(w, [w.dtype, how] + [run] * several) for w, how, run in groups])
     for stem, ((work, how, run), records) in list(zip(names, groups.items(), strict=True))[:most]:
         title = wording.shape(work, how) + f", run {run}" * several
-        found = _samples(folders[run], list(records.values())[:MAX_PANELS])
+        gone = [] if lost is None else lost
+        found = _samples(folders[run], list(records.values())[:MAX_PANELS], gone)
         if found:
             yield stem, _figure(title, found, notes_of([r for r, _ in found], rows))
 
 
-def _samples(run: RunFolder, records: Sequence[Record]) -> list[tuple[Record, pd.DataFrame]]:
-    """Samples of rows that still have them; one that is gone leaves its panel out."""
+def _samples(
+    run: RunFolder, records: Sequence[Record], lost: list[str]
+) -> list[tuple[Record, pd.DataFrame]]:
+    """Passes [pass, rank] of rows that still have them; one that is gone leaves its panel out."""
     found = []
     for record in records:
         try:
             samples = run.samples(record)
-        except ResultsError:
+        except ResultsError as error:
+            lost.append(f"Not drawn: {error}.")
             continue
-        if samples is not None and len(samples):
-            found.append((record, samples[samples["accepted"]]))
+        if samples is None:
+            continue
+        passes = _passes(samples[samples["accepted"]])
+        if passes.empty:
+            lost.append(f"Not drawn: the samples of {record.id} hold no accepted pass.")
+        else:
+            found.append((record, passes))
     return found
 
 
@@ -76,15 +88,18 @@ def _figure(
         size=(4.6, 1.2 + 0.26 * ranks),
     )
     looks = system_looks([record.name for record, _ in found])
-    for panel, (record, samples) in zip(axes, found, strict=True):
-        _panel(panel, record, samples, looks[record.name][0])
+    for panel, (record, passes) in zip(axes, found, strict=True):
+        _panel(panel, record, passes, looks[record.name][0])
     return figure
 
 
-def _panel(panel: Axes, record: Record, samples: pd.DataFrame, colour: str) -> None:
-    passes = samples.pivot_table(
+def _passes(samples: pd.DataFrame) -> pd.DataFrame:
+    return samples.pivot_table(
         index=["block", "iteration"], columns="rank", values="duration_us"
     ).dropna()
+
+
+def _panel(panel: Axes, record: Record, passes: pd.DataFrame, colour: str) -> None:
     shown = list(passes.columns[:MAX_RANKS])
     times = passes.to_numpy(dtype=np.float64)
     slowest = times.max(axis=1)

@@ -1,0 +1,118 @@
+"""What a history must be before it is a base: one that is broken must not pass for a new one."""
+
+import warnings
+from collections.abc import Collection, Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mokbench.errors import ResultsError
+from mokbench.regression.launch import Launch
+
+if TYPE_CHECKING:
+    from mokbench.regression.history import Level
+
+_RESTORE = "restore it from version control"
+
+
+def refuse_no_folder(path: Path) -> None:
+    """Raise ResultsError for a file or a broken link where a folder of histories should be."""
+    if not path.is_dir() and (path.exists() or path.is_symlink()):
+        what = "a link that leads nowhere" if path.is_symlink() else "a file"
+        raise ResultsError(f"{path}: is {what}, a history is a folder; name that, or {_RESTORE}")
+
+
+def refuse_no_launches(path: Path, others: Iterable[Path]) -> None:
+    """Raise ResultsError where the file of launches is gone from beside the ``others``."""
+    if path.exists() or path.is_symlink():
+        return
+    beside = [other.name for other in others if other.exists()]
+    if beside:
+        raise ResultsError(
+            f"{path}: is not there, but {' and '.join(beside)} beside it: {_RESTORE}, or delete "
+            "the folder to begin anew"
+        )
+
+
+def refuse_lost_levels(path: Path, levels: Iterable["Level"], recorded: Collection[str]) -> None:
+    """Raise ResultsError where an accepted level rests on launches that are no longer there."""
+    for level in levels:
+        lost = sorted(set(level.launches).difference(recorded))
+        if lost:
+            raise ResultsError(
+                f"{path}: has lost {len(lost)} of the {len(level.launches)} launches of the level "
+                f"accepted on {level.when} ({level.reason}), for example {lost[0]}: {_RESTORE}"
+            )
+
+
+def refuse_reordered(path: Path, launches: Sequence[Launch], levels: Iterable["Level"]) -> None:
+    """Raise ResultsError where launches from before an accepted level stand behind it, or reverse.
+
+    A level counts from its first line on. Other configs may be measured at the same time.
+    """
+    place = {launch.launch: i for i, launch in enumerate(launches)}
+    times = [_time(launch.created) for launch in launches]
+    for level in levels:
+        own = {place[name] for name in level.launches if name in place}
+        begun = [time for i in own if (time := times[i]) is not None]
+        if not begun:
+            continue
+        first, when = min(own), min(begun)
+        for i, (launch, time) in enumerate(zip(launches, times, strict=True)):
+            if i in own or time is None or launch.config != launches[first].config:
+                continue
+            if (time < when) if i > first else (time > when):
+                side = "behind" if i > first else "before"
+                raise ResultsError(
+                    f"{path}: launch {launch.run} of {launch.created} stands {side} the level "
+                    f"accepted on {level.when}, whose launches began at {when.isoformat()}: lines "
+                    f"must be in the order of time; {_RESTORE}, or leave that run out"
+                )
+
+
+def in_order_of_time(launches: Iterable[Launch]) -> list[Launch]:
+    """Sort by when they were made: a glob gives launch-10 before launch-9."""
+    return sorted(launches, key=lambda one: _time(one.created) or datetime.min.replace(tzinfo=UTC))
+
+
+def candidates_of(
+    launches: Sequence[Launch],
+    recorded: Collection[str],
+    others: int,
+    least_base: int,
+) -> list[Launch]:
+    """Leave out what the history has: a glob finds earlier nights too, and they are its base.
+
+    Where it has all of them they are judged again, by the ``others``; ResultsError where those
+    are too few because of it.
+    """
+    new = [launch for launch in launches if launch.launch not in recorded]
+    old = len(launches) - len(new)
+    if not old:
+        return new
+    if new:
+        warnings.warn(
+            f"{old} of the {len(launches)} runs given are in the history already and count as "
+            f"base; the {len(new)} others are judged",
+            stacklevel=3,
+        )
+        return new
+    if others < least_base <= others + old:
+        raise ResultsError(
+            f"the runs given ({old}) are all in the history already, which has {others} others: "
+            "too few to judge them by; name the runs that are new"
+        )
+    warnings.warn(
+        f"the runs given ({old}) are all in the history already; they are judged again, by the "
+        f"{others} others",
+        stacklevel=3,
+    )
+    return list(launches)
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
