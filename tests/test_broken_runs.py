@@ -19,7 +19,7 @@ from mokbench.cli import main
     [
         ("records.jsonl", lambda text: text.replace('"id"', '"identity"', 1), "records.jsonl:1"),
         ("records.jsonl", lambda text: text.replace('_version":2', '_version":0', 1), "older"),
-        ("records.jsonl", lambda text: text.replace('_version":1', '_version":9', 1), "newer"),
+        ("records.jsonl", lambda text: text.replace('_version":2', '_version":9', 1), "newer"),
         ("records.jsonl", lambda _: "", "no rows"),
         ("run.json", lambda text: text[: len(text) // 2], "not a run description"),
         ("run.json", lambda text: text.replace('"done"', '"interrupted"'), "--resume"),
