@@ -10,7 +10,16 @@ import jinja2
 
 from mokbench import __version__
 from mokbench.machine import Machine
-from mokbench.report import cells_table, charts, clock_words, glossary, units, winners, wording
+from mokbench.report import (
+    cells_table,
+    charts,
+    clock_words,
+    cpu_bound,
+    glossary,
+    units,
+    winners,
+    wording,
+)
 from mokbench.report.cells_table import Cell, Grid, Heading
 from mokbench.report.charts import KINDS
 from mokbench.report.document import Section, sections
@@ -81,7 +90,7 @@ def html(runs: Sequence[RunFolder]) -> str:
             *wording.marks([r for r in records if r.status == "ok"], rows.machine),
         ],
         unsettled=wording.unsettled(rows.rows),
-        verdict=winners.sentences(rows, won),
+        verdict=[*winners.sentences(rows, won), *cpu_bound.page_lines(rows.rows)],
         wins=fastest,
         charts=drawings,
         titles=TITLES,

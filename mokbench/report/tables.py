@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mokbench.record import Record
-from mokbench.report import clock_words, units, wording
+from mokbench.report import clock_words, cpu_bound, units, wording
 from mokbench.report.comparison import (
     HOST_SYSTEMS,
     Comparison,
@@ -116,7 +116,7 @@ def _workload_table(work: Workload, group: Sequence[Row], rows: Rows) -> Table:
         columns,
         tuple(_cells(row, found) for row, found in zip(shown, ratios, strict=True)),
         (*filter(None, about), *wording.marks(records, rows.machine)),
-        (*sentences, *clock_words.table_lines(shown)),
+        (*sentences, *clock_words.table_lines(shown), *cpu_bound.table_lines(shown)),
     )
     if len(rows.runs) == 1:
         table = table.keeping([i for i in range(len(columns)) if columns[i].title != "run"])

@@ -100,6 +100,9 @@ def test_rows_of_a_shared_gpu_say_what_they_are(tmp_path, scratch):
         if record.regime == "isolated":
             assert record.roofline_ratio > 1
         assert 300 < record.sm_clock_mhz < 2500
+        assert record.hold_expired_share is not None
+        assert 0 < record.mma_utilization < 1
+        assert 0 < record.timer_step_us < 2
         assert 5 < record.step_time_us.median < 20_000
     points = rates.read(out)
     assert [point.ranks for point in points] == [1, 2]
