@@ -121,12 +121,12 @@ def test_a_suspect_among_many_series_does_not_become_base(history: Path, tmp_pat
         else one
         for one in checked.judged
     ]
-    for confirmed, kept in ((True, 13), (False, 10)):
-        own = tmp_path / f"history-{confirmed}"
+    for cleared, kept in ((True, 13), (False, 10)):
+        own = tmp_path / f"history-{cleared}"
         shutil.copytree(history, own)
-        again = replace(check(runs, own), judged=left_open, confirmed=confirmed)
-        record(again)
-        later = check(launches(tmp_path, f"later-{confirmed}", 3, start=40, seed=3), own)
+        judged = [replace(one, cleared=cleared and one.series == series) for one in left_open]
+        record(replace(check(runs, own), judged=judged, confirmed=True))
+        later = check(launches(tmp_path, f"later-{cleared}", 3, start=40, seed=3), own)
         counts = {one.series: one.call.base_n for one in later.judged}
         assert counts == {one: kept if one == series else 13 for one in counts}
 

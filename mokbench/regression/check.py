@@ -76,7 +76,7 @@ def check(
     history = History.read(folder_of(root, runs[0].meta.machine))
     judged = judge_history(history, launches, metrics, limits)
     if confirmation is not None:
-        judged = confirm(judged, confirmation, limits, metrics)
+        judged = confirm(judged, confirmation, limits, metrics, history)
     last = history.last_commit({launch.launch for launch in launches})
     return Checked(
         judged=judged,
@@ -92,10 +92,10 @@ def check(
 def record(checked: Checked) -> Checked:
     """Append the runs to the history, flagged where a series moved: flagged values are no base.
 
-    Nor are suspects that nobody measured again: as base they would hide, from the next check on,
-    the slowdown that only needed more launches.
+    Nor are suspects that no confirmation cleared: as base they would hide, from the next check on,
+    the slowdown that only needed more launches or another base.
     """
-    open_ = [] if checked.confirmed else suspects(checked.judged, checked.limits)
+    open_ = suspects(checked.judged, checked.limits)
     moved = {
         one.series: str(one.call.verdict)
         for one in [*(one for one in checked.judged if one.call.moved), *open_]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mokbench.errors import ConfigError, MokbenchError
+from mokbench.regression.history import History
 from mokbench.regression.judge import Judged, judge_sides, worst_first
 from mokbench.regression.launch import Launch, one_kind
 from mokbench.regression.verdict import Call, Limits, Verdict
@@ -30,22 +31,31 @@ _WHERE = "import mokbench.record as r; print(r.__file__); print(r.METHOD_VERSION
 
 @dataclass(frozen=True)
 class Confirmation:
-    """How to measure again: both interpreters, the config to run, where runs go, how often."""
+    """How to measure again: both interpreters, the config to run, where runs go, how often.
+
+    ``baseline_commit``: what the base is. Only one that the history has as good clears a suspect.
+    """
 
     baseline_python: Path
     config: Path
     out: Path
     rounds: int = ROUNDS
     say: Callable[[str], None] = lambda text: None
+    baseline_commit: str | None = None
 
 
 def suspects(judged: Sequence[Judged], limits: Limits) -> list[Judged]:
-    """Series that gate and are slower by more than the floor, each at its own ``alpha``."""
+    """Series that gate and are slower by more than the floor, each at its own ``alpha``.
+
+    Confirmation takes away none but those it cleared: that a suspect did not repeat against a base
+    that may be as slow, or in noise, does not make its launches a base.
+    """
     return [
         one
         for one in judged
         if one.gates
-        and one.call.verdict in (Verdict.SLOWER, Verdict.AMBIGUOUS)
+        and not one.cleared
+        and one.call.verdict in (Verdict.SLOWER, Verdict.AMBIGUOUS, Verdict.FAILED)
         and one.call.ratio is not None
         and one.call.ratio >= 1 + limits.floor
         and one.call.p is not None
@@ -54,9 +64,13 @@ def suspects(judged: Sequence[Judged], limits: Limits) -> list[Judged]:
 
 
 def confirm(
-    judged: Sequence[Judged], plan: Confirmation, limits: Limits, metrics: Sequence[str]
+    judged: Sequence[Judged],
+    plan: Confirmation,
+    limits: Limits,
+    metrics: Sequence[str],
+    history: History,
 ) -> list[Judged]:
-    """Replace the calls of all suspects by what the interleaved runs say.
+    """Replace the calls of the suspects that are measured again by what the runs in turn say.
 
     Raises ConfigError for an interpreter that is no other mokbench, MokbenchError for a run that
     fails: a suspect that could not be measured again must not turn green.
@@ -70,9 +84,7 @@ def confirm(
     chosen = {one.series for one in found if one.series[0] in ids}
     return worst_first(
         [
-            replace(one, call=_settled(one.call, again.get(one.series), plan.rounds))
-            if one.series in chosen
-            else one
+            _settled(one, again.get(one.series), plan, history) if one.series in chosen else one
             for one in judged
         ]
     )
@@ -123,15 +135,18 @@ def _sharp(limits: Limits) -> Limits:
     return replace(limits, alpha=CONFIRM_ALPHA, least_base=2, least_candidate=2)
 
 
-def _settled(before: Call, again: Call | None, rounds: int) -> Call:
+def _settled(one: Judged, again: Call | None, plan: Confirmation, history: History) -> Judged:
+    before = one.call
     if again is None or again.verdict is Verdict.INSUFFICIENT:
         why = f"{before.why}; could not be confirmed: " + (again.why if again else "no value of it")
-        return replace(before, verdict=Verdict.FAILED, why=why)
-    told = f"{before.why}; in {rounds} interleaved rounds {again.why}"
-    verdict = again.verdict
-    if verdict not in (Verdict.SLOWER, Verdict.CLOCK):
-        verdict, told = Verdict.AMBIGUOUS, f"not confirmed: {told}"
-    return replace(before, verdict=verdict, why=told)
+        return replace(one, call=replace(before, verdict=Verdict.FAILED, why=why), again=True)
+    told = f"{before.why}; in {plan.rounds} interleaved rounds {again.why}"
+    if again.verdict in (Verdict.SLOWER, Verdict.CLOCK):
+        return replace(one, call=replace(before, verdict=again.verdict, why=told), again=True)
+    cleared = again.verdict is Verdict.SAME and history.was_good(plan.baseline_commit, one.series)
+    how = f"cleared against {plan.baseline_commit}" if cleared else "not confirmed, no base yet"
+    call = replace(before, verdict=Verdict.AMBIGUOUS, why=f"{how}: {told}")
+    return replace(one, call=call, again=True, cleared=cleared)
 
 
 def _check(pythons: dict[str, Path]) -> None:

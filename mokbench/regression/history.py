@@ -117,6 +117,22 @@ class History:
         found = [x.commit for x in self.launches if x.launch not in before and x.commit]
         return found[-1] if found else None
 
+    def good_commit(self) -> str | None:
+        """Newest commit none of whose launches is flagged, FASTER and accepted ones aside."""
+        levels = _newest_levels(self.levels)
+        bad = {launch.commit for launch in self.launches if _slow_flags(launch, levels)}
+        found = [x.commit for x in self.launches if x.commit and x.commit not in bad]
+        return found[-1] if found else None
+
+    def was_good(self, commit: str | None, series: Series) -> bool:
+        """Whether the launches of ``commit`` are base of ``series``: its level, none flagged."""
+        levels = _newest_levels(self.levels)
+        position = {launch.launch: i for i, launch in enumerate(self.launches)}
+        since = _first(levels[series], position) if series in levels else -1
+        at = [x for i, x in enumerate(self.launches) if x.commit == commit and i >= since]
+        at = [x for x in at if x.has(*series)]
+        return bool(commit and at) and not any(series in _slow_flags(x, levels) for x in at)
+
 
 def base_of(
     history: History,
@@ -163,6 +179,17 @@ def _newest(values: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 def _newest_levels(levels: Iterable[Level]) -> dict[Series, Level]:
     return {(cell, metric): level for level in levels for cell, metric in level.series}
+
+
+def _slow_flags(launch: Launch, levels: dict[Series, Level]) -> set[Series]:
+    """Series that were called anything but FASTER in a launch and not accepted since."""
+    return {
+        (cell, metric)
+        for metric, cells in launch.flags.items()
+        for cell, verdict in cells.items()
+        if verdict != "FASTER"
+        and not ((cell, metric) in levels and launch.launch in levels[cell, metric].launches)
+    }
 
 
 def _first(level: Level, position: dict[str, int]) -> int:

@@ -19,7 +19,8 @@ from mokbench.regression.verdict import ORDER, Call, Limits, Verdict, decide
 class Judged:
     """One series with its call. ``gates``: whether it may fail a build; ``mark`` says why not.
 
-    ``base_value`` and ``value`` are medians over the launches, in the metric's unit.
+    ``base_value`` and ``value`` are medians over the launches, in the metric's unit. ``again``: a
+    suspect that was measured again; ``cleared``: and is the same as a base that was good.
     """
 
     series: Series
@@ -27,6 +28,8 @@ class Judged:
     mark: str = ""
     base_value: float | None = None
     value: float | None = None
+    again: bool = False
+    cleared: bool = False
 
     @property
     def gates(self) -> bool:
