@@ -81,13 +81,15 @@ def confirm(
     ids = list(dict.fromkeys(one.series[0] for one in found))[:MOST_CELLS]
     base, candidate = measure(plan, ids)
     again = {one.series: one.call for one in judge_sides(base, candidate, metrics, _sharp(limits))}
-    chosen = {one.series for one in found if one.series[0] in ids}
-    return worst_first(
-        [
-            _settled(one, again.get(one.series), plan, history) if one.series in chosen else one
-            for one in judged
-        ]
-    )
+    left = {one.series for one in found}
+    chosen = {series for series in left if series[0] in ids}
+
+    def settled(one: Judged) -> Judged:
+        if one.series in chosen:
+            return _settled(one, again.get(one.series), plan, history)
+        return _unmeasured(one) if one.series in left else one
+
+    return worst_first([settled(one) for one in judged])
 
 
 def measure(plan: Confirmation, ids: Sequence[str]) -> tuple[list[Launch], list[Launch]]:
@@ -147,6 +149,12 @@ def _settled(one: Judged, again: Call | None, plan: Confirmation, history: Histo
     how = f"cleared against {plan.baseline_commit}" if cleared else "not confirmed, no base yet"
     call = replace(before, verdict=Verdict.AMBIGUOUS, why=f"{how}: {told}")
     return replace(one, call=call, again=True, cleared=cleared)
+
+
+def _unmeasured(one: Judged) -> Judged:
+    """A suspect beyond ``MOST_CELLS`` keeps its first call and stays out of the base."""
+    why = f"{one.call.why}; not measured again: --confirm takes the worst {MOST_CELLS} cells"
+    return replace(one, call=replace(one.call, why=why))
 
 
 def _check(pythons: dict[str, Path]) -> None:

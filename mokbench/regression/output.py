@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mokbench.regression.check import Checked
+from mokbench.regression.confirm import suspects
 from mokbench.regression.judge import Judged
 from mokbench.regression.launch import MARKS
 from mokbench.regression.verdict import ORDER, Verdict
@@ -40,7 +41,7 @@ def headline(checked: Checked) -> str:
     if checked.commits:
         parts.append(f"commits {checked.commits}")
     if checked.confirmed:
-        parts.append("suspects measured again in turn with the base")
+        parts.append(_measured_again(checked))
     if checked.recorded:
         parts.append(f"{units.count(checked.recorded, 'run')} recorded")
     if checked.accepted:
@@ -48,6 +49,15 @@ def headline(checked: Checked) -> str:
     if short := short_level(checked):
         parts.append(short)
     return "; ".join(parts)
+
+
+def _measured_again(checked: Checked) -> str:
+    again = sum(one.again for one in checked.judged)
+    open_ = suspects(checked.judged, checked.limits)
+    left = sum(not one.again for one in open_)
+    text = f"{again} of {units.count(again + left, 'suspect')} measured again in turn with the base"
+    unclear = sum(one.call.verdict is not Verdict.SLOWER for one in open_)
+    return text + (f", {unclear} of them neither confirmed nor cleared" if unclear else "")
 
 
 def short_level(checked: Checked) -> str | None:
