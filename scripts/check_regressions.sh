@@ -40,8 +40,13 @@ fi
 code=0
 $mokbench check "$out"/launch-* "${options[@]}" || code=$?
 
-$mokbench report "$out/launch-1" --format html > "$out/report.html"
+# A page that cannot be drawn must not hide what the check found.
+$mokbench report "$out/launch-1" --format html > "$out/report.html" ||
+    echo "warning: no report.html" >&2
 if [ -d "$history" ]; then
-    $mokbench report --history "$history" --format html > "$out/history.html"
+    $mokbench report --history "$history" --format html > "$out/history.html" || {
+        echo "warning: no history.html" >&2
+        rm -f "$out/history.html"
+    }
 fi
 exit "$code"
