@@ -33,6 +33,8 @@ class Checked:
     accepted: list[str] = field(default_factory=list)
     # Launches that the accepted level lacks to be a base: until then nothing of it is judged.
     level_lacks: int = 0
+    # Series that are or last were FASTER and nobody accepted: a slowdown from there is SAME.
+    open_levels: int = 0
 
     def exit_code(self, strict: bool) -> int:
         """1 a regression, 3 a failed cell, 4 (strict) something is not settled, else 0."""
@@ -74,7 +76,8 @@ def check(
     one_kind(launches)
     refuse_copies(launches)
     history = History.read(folder_of(root, runs[0].meta.machine))
-    judged = judge_history(history, launches, metrics, limits)
+    faster = history.open_faster({launch.launch for launch in launches})
+    judged = [_advised(one, faster) for one in judge_history(history, launches, metrics, limits)]
     if confirmation is not None:
         judged = confirm(judged, confirmation, limits, metrics, history)
     last = history.last_commit({launch.launch for launch in launches})
@@ -86,7 +89,22 @@ def check(
         limits=limits,
         commits=f"{last or '(none recorded)'}..{commit}" if commit else None,
         confirmed=confirmation is not None,
+        open_levels=sum(
+            one.gates and (one.call.verdict is Verdict.FASTER or one.series in faster)
+            for one in judged
+        ),
     )
+
+
+def _advised(one: Judged, faster: set[Series]) -> Judged:
+    """Say what a level that nobody accepted leaves open."""
+    if one.call.verdict is Verdict.FASTER:
+        note = "--accept it, or a slowdown back from here passes"
+    elif one.series in faster:
+        note = "the last launches were FASTER and not accepted: it may be slower than they were"
+    else:
+        return one
+    return replace(one, call=replace(one.call, why=f"{one.call.why}; {note}"))
 
 
 def record(checked: Checked) -> Checked:

@@ -124,6 +124,22 @@ class History:
         found = [x.commit for x in self.launches if x.commit and x.commit not in bad]
         return found[-1] if found else None
 
+    def open_faster(self, leave_out: set[str]) -> set[Series]:
+        """Series whose newest launch is flagged FASTER and in no newer accepted level."""
+        levels = _newest_levels(self.levels)
+        found: set[Series] = set()
+        for launch in self.launches:
+            if launch.launch in leave_out:
+                continue
+            found = {series for series in found if not launch.has(*series)}
+            found |= {
+                (cell, metric)
+                for metric, cells in launch.flags.items()
+                for cell, verdict in cells.items()
+                if verdict == "FASTER" and not _accepted(launch, (cell, metric), levels)
+            }
+        return found
+
     def was_good(self, commit: str | None, series: Series) -> bool:
         """Whether the launches of ``commit`` are base of ``series``: its level, none flagged."""
         levels = _newest_levels(self.levels)
@@ -187,9 +203,12 @@ def _slow_flags(launch: Launch, levels: dict[Series, Level]) -> set[Series]:
         (cell, metric)
         for metric, cells in launch.flags.items()
         for cell, verdict in cells.items()
-        if verdict != "FASTER"
-        and not ((cell, metric) in levels and launch.launch in levels[cell, metric].launches)
+        if verdict != "FASTER" and not _accepted(launch, (cell, metric), levels)
     }
+
+
+def _accepted(launch: Launch, series: Series, levels: dict[Series, Level]) -> bool:
+    return series in levels and launch.launch in levels[series].launches
 
 
 def _first(level: Level, position: dict[str, int]) -> int:

@@ -46,6 +46,8 @@ def headline(checked: Checked) -> str:
         parts.append(f"{units.count(checked.recorded, 'run')} recorded")
     if checked.accepted:
         parts.append(f"new level accepted of {len(checked.accepted)} series")
+    elif checked.open_levels:
+        parts.append(f"{checked.open_levels} FASTER and not accepted: no base, see --accept")
     if short := short_level(checked):
         parts.append(short)
     return "; ".join(parts)
@@ -187,6 +189,7 @@ def check_json(checked: Checked, strict: bool) -> dict[str, Any]:
         "recorded": checked.recorded,
         "accepted": checked.accepted,
         "level_lacks": checked.level_lacks,
+        "open_levels": checked.open_levels,
         "limits": asdict(checked.limits),
         "series": as_json(checked.judged),
     }
