@@ -182,6 +182,19 @@ def test_change_points_are_found_where_they_are_and_spikes_are_none() -> None:
     assert change_points.find([1.0, 1.0, 2.0, 2.0]) == []
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_the_fit_is_the_best_of_all_pairs_of_levels(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(0, 1, 9 + seed % 2)
+    x[5:] += 20
+
+    def cost(at: int) -> float:
+        return float(sum(np.abs(s - np.median(s)).sum() for s in (x[:at], x[at:])))
+
+    best = min(range(3, len(x) - 2), key=cost)
+    assert change_points.find(np.exp(x / 100)) == [best]
+
+
 def test_change_points_in_quiet_series_are_rare() -> None:
     assert power.changes(0.01, 100, 0, 1.0, 100) <= 0.05
     assert power.changes(0.01, 30, 4, 1.05, 60) >= 0.9
