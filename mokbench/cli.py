@@ -171,12 +171,14 @@ _PATH = click.Path(path_type=Path)
 
 
 @main.command()
-@click.argument("runs", nargs=-1, required=True)
+@click.argument("runs", nargs=-1)
 @click.option("--history", type=_PATH, required=True, help="Folder of history files.")
 @click.option("--record", is_flag=True, help="Append the runs to the history.")
 @click.option("--accept", metavar="REASON", help="Record the runs; their level is the new normal.")
 @click.option("--confirm", is_flag=True, help="Measure suspects again, in turn with the base.")
 @click.option("--baseline-python", type=_PATH, help="Python of the base's environment.")
+@click.option("--baseline-commit", help="What the base is; a good one can clear suspects.")
+@click.option("--good-commit", is_flag=True, help="Print this machine's last good commit; no RUNS.")
 @click.option("--config", type=_PATH, help="Config for --confirm, if the run's has moved.")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(2, 20))
 @click.option(

@@ -14,11 +14,14 @@ from rich.console import Console
 from mokbench.command import RUNS_FOLDER
 from mokbench.durable import as_results_error, replace_file
 from mokbench.errors import ConfigError, ResultsError
+from mokbench.machine import describe
 from mokbench.regression import output
 from mokbench.regression.check import Checked, accept, check, record
 from mokbench.regression.confirm import Confirmation, config_of
+from mokbench.regression.history import History, folder_of
 from mokbench.regression.judge import Judged, judge_sides
 from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
+from mokbench.regression.levels import good_commit
 from mokbench.regression.verdict import Limits, Verdict
 from mokbench.report import units
 from mokbench.results import RunFolder, open_runs
@@ -37,6 +40,8 @@ class CheckRequest:
     floor: float
     confirm: bool
     baseline_python: Path | None
+    baseline_commit: str | None
+    good_commit: bool
     config: Path | None
     rounds: int
     commit: str | None
@@ -53,6 +58,10 @@ class CheckRequest:
 def check_command(request: CheckRequest) -> int:
     """Judge, confirm, record, say it in every form asked for; returns the exit code."""
     metrics = known_metrics(request.metrics) or METRICS[:1]
+    if request.good_commit:
+        return _say_good_commit(request)
+    if not request.runs:
+        raise ConfigError(["check: give the RUNS to judge"])
     runs = open_runs(request.runs)
     checked = check(
         runs,
@@ -75,10 +84,21 @@ def check_command(request: CheckRequest) -> int:
     return checked.exit_code(request.strict)
 
 
+def _say_good_commit(request: CheckRequest) -> int:
+    """Print the base that a confirmation needs; no line where the history has none yet."""
+    if request.runs or request.record or request.accept is not None:
+        raise ConfigError(["--good-commit judges and records nothing: it goes without RUNS"])
+    history = History.read(folder_of(request.history, describe()))
+    found = good_commit(history.launches, history.levels)
+    if found:
+        click.echo(found)
+    return 0
+
+
 def _confirmation(request: CheckRequest, runs: Sequence[RunFolder]) -> Confirmation | None:
     if not request.confirm:
-        if request.baseline_python is not None:
-            raise ConfigError(["--baseline-python goes with --confirm"])
+        if request.baseline_python is not None or request.baseline_commit is not None:
+            raise ConfigError(["--baseline-python and --baseline-commit go with --confirm"])
         return None
     if request.baseline_python is None:
         raise ConfigError(
@@ -91,6 +111,7 @@ def _confirmation(request: CheckRequest, runs: Sequence[RunFolder]) -> Confirmat
         out=RUNS_FOLDER / f"confirm-{stamp}",
         rounds=request.rounds,
         say=lambda text: click.echo(text, err=True),
+        baseline_commit=request.baseline_commit,
     )
 
 

@@ -4,12 +4,13 @@
 #     scripts/check_regressions.sh CONFIG HISTORY OUT
 #
 # LAUNCHES (3): launches of CONFIG. BASELINE_PYTHON: python of an environment that has the base, to
-# confirm suspects by runs in turn. RECORD=yes: append to HISTORY; leave it out for pull requests.
+# confirm suspects by runs in turn; BASELINE_COMMIT: what that base is (mokbench check --good-commit
+# prints the one to take), without which a confirmation clears no launch to become base. RECORD=yes: append to HISTORY; leave it out for pull requests.
 # MOKBENCH (mokbench): the command; MOKBENCH_COMMIT: what was measured, for the history.
 # The exit code is that of mokbench check, see docs/regression.md.
 set -euo pipefail
 if [ $# -ne 3 ]; then
-    sed -n '2,9p' "$0" >&2
+    sed -n '2,11p' "$0" >&2
     exit 2
 fi
 config=$1 history=$2 out=$3
@@ -29,6 +30,9 @@ options=(--history "$history" --junit "$out/junit.xml" --comment "$out/comment.m
 options+=(--summary "${GITHUB_STEP_SUMMARY:-$out/summary.md}")
 if [ -n "${BASELINE_PYTHON:-}" ]; then
     options+=(--confirm --baseline-python "$BASELINE_PYTHON" --config "$config")
+    if [ -n "${BASELINE_COMMIT:-}" ]; then
+        options+=(--baseline-commit "$BASELINE_COMMIT")
+    fi
 fi
 if [ "${RECORD:-no}" = yes ]; then
     options+=(--record)
@@ -36,8 +40,13 @@ fi
 code=0
 $mokbench check "$out"/launch-* "${options[@]}" || code=$?
 
-$mokbench report "$out/launch-1" --format html > "$out/report.html"
+# A page that cannot be drawn must not hide what the check found.
+$mokbench report "$out/launch-1" --format html > "$out/report.html" ||
+    echo "warning: no report.html" >&2
 if [ -d "$history" ]; then
-    $mokbench report --history "$history" --format html > "$out/history.html"
+    $mokbench report --history "$history" --format html > "$out/history.html" || {
+        echo "warning: no history.html" >&2
+        rm -f "$out/history.html"
+    }
 fi
 exit "$code"

@@ -9,7 +9,7 @@ from launches import SLOW, cell, gate, h200, launches, verdicts, write_launch
 
 from mokbench.errors import ConfigError
 from mokbench.regression import output
-from mokbench.regression.check import accept, check, record
+from mokbench.regression.check import Checked, accept, check, record
 from mokbench.regression.history import History, folder_of
 from mokbench.regression.launch import Launch
 from mokbench.regression.verdict import Verdict
@@ -73,6 +73,24 @@ def test_faster_is_said_and_is_no_new_base_until_accepted(history: Path, tmp_pat
     assert again["push"].base_n == 13
 
 
+def test_an_improvement_that_nobody_accepted_is_counted_and_asks_for_it(
+    history: Path, tmp_path: Path
+) -> None:
+    def told(name: str, factor: float, start: int) -> tuple[Checked, str]:
+        factors = {"mok": factor}
+        runs = launches(tmp_path, name, 3, start=start, factors=factors, seed=start)
+        checked = record(check(runs, history))
+        return checked, next(x.call.why for x in checked.judged if ".mok." in x.series[0])
+
+    fast, why = told("fast", 0.9, 20)
+    assert (fast.open_levels, "--accept it, or a slowdown" in why) == (1, True)
+    assert "1 FASTER and not accepted" in output.headline(fast)
+    back, why = told("back", 1.0, 30)
+    assert (verdicts(back)["mok"], back.open_levels) == ("SAME", 1)
+    assert "may be slower than they were" in why
+    assert told("later", 1.0, 40)[0].open_levels == 0
+
+
 def test_an_accepted_level_is_the_new_base_and_its_reason_is_kept(
     history: Path, tmp_path: Path
 ) -> None:
@@ -121,12 +139,12 @@ def test_a_suspect_among_many_series_does_not_become_base(history: Path, tmp_pat
         else one
         for one in checked.judged
     ]
-    for confirmed, kept in ((True, 13), (False, 10)):
-        own = tmp_path / f"history-{confirmed}"
+    for cleared, kept in ((True, 13), (False, 10)):
+        own = tmp_path / f"history-{cleared}"
         shutil.copytree(history, own)
-        again = replace(check(runs, own), judged=left_open, confirmed=confirmed)
-        record(again)
-        later = check(launches(tmp_path, f"later-{confirmed}", 3, start=40, seed=3), own)
+        judged = [replace(one, cleared=cleared and one.series == series) for one in left_open]
+        record(replace(check(runs, own), judged=judged, confirmed=True))
+        later = check(launches(tmp_path, f"later-{cleared}", 3, start=40, seed=3), own)
         counts = {one.series: one.call.base_n for one in later.judged}
         assert counts == {one: kept if one == series else 13 for one in counts}
 

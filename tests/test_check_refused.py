@@ -185,7 +185,8 @@ def test_bad_options_are_bad_usage(history: Path, tmp_path: Path) -> None:
         (["--metric", "speed"], "allowed: step_time_us"),
         (["--floor", "200%"], "a share such as 2%"),
         (["--confirm"], "--baseline-python"),
-        (["--baseline-python", sys.executable], "goes with --confirm"),
+        (["--baseline-python", sys.executable], "go with --confirm"),
+        (["--good-commit"], "without RUNS"),
     ):
         done = gate(tmp_path / "same-*", "--history", history, *options)
         assert done.exit_code == 2

@@ -7,17 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_run import fake_meta
-from launches import CELLS, cell, h200, launches, write_launch
+from launches import CELLS, cell, gate, h200, launches, write_launch
 
 import mokbench
-from mokbench import machine
+from mokbench import gate_command, machine
 from mokbench.cells import expand
 from mokbench.config import parse
 from mokbench.errors import ConfigError, MokbenchError, ResultsError
 from mokbench.record import Record
 from mokbench.regression import confirm
-from mokbench.regression.check import check, record
+from mokbench.regression.check import accept, check, record
 from mokbench.regression.confirm import Confirmation, config_of
+from mokbench.regression.history import History, folder_of
+from mokbench.regression.launch import Launch
+from mokbench.regression.levels import good_commit, was_good
 from mokbench.results import RunFolder
 
 ONE_CELL = """\
@@ -102,8 +105,99 @@ def test_one_that_does_not_repeat_is_ambiguous_and_no_base_is_lost(
     rerun(push=1.0)
     checked = check(runs, root, confirmation=plan(tmp_path))
     assert push_of(checked).verdict == "AMBIGUOUS"
-    assert push_of(checked).why.startswith("not confirmed: +")
+    assert push_of(checked).why.startswith("not confirmed, no base yet: +")
     assert (checked.exit_code(strict=False), checked.exit_code(strict=True)) == (0, 4)
+    record(checked)
+    flags = [x.flags for x in History.read(folder_of(root, h200())).launches]
+    assert [bool(one) for one in flags] == [False] * 10 + [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("commit", "push", "noise", "clear"),
+    [
+        ("good", 1.0, 0.005, True),
+        ("other", 1.0, 0.005, False),  # may be as slow
+        (None, 1.0, 0.005, False),
+        ("good", 1.0, 0.04, False),  # not confirmed, and not the same either
+    ],
+)
+def test_only_a_good_base_that_is_the_same_clears_a_suspect(
+    rerun, tmp_path: Path, commit: str | None, push: float, noise: float, clear: bool
+) -> None:
+    root = tmp_path / "history"
+    for run in launches(tmp_path, "base", 10, seed=1):
+        record(check([run], root, commit="good"))
+    runs = launches(tmp_path, "slow", 3, start=20, factors={"push": 1.06}, seed=2)
+    rerun(push=push, noise=noise)
+    checked = record(
+        check(runs, root, commit="new", confirmation=plan(tmp_path, baseline_commit=commit))
+    )
+    assert push_of(checked).verdict == "AMBIGUOUS"
+    history = History.read(folder_of(root, h200()))
+    assert good_commit(history.launches, history.levels) == ("new" if clear else "good")
+    assert bool(history.launches[-1].flags) is not clear
+
+
+@pytest.mark.parametrize("follows", [True, False], ids=["last good commit", "24 hours ago"])
+def test_a_slowdown_never_becomes_the_base_of_a_nightly_gate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, follows: bool
+) -> None:
+    root = tmp_path / "history"
+    for run in launches(tmp_path, "base", 10, seed=1):
+        record(check([run], root, commit="good"))
+    told = []
+    for night in range(1, 9):
+        history = History.read(folder_of(root, h200()))
+        good = good_commit(history.launches, history.levels)
+        base = good if follows else f"slow-{night - 1}" if night > 1 else "good"
+        factor = 1.0 if base == "good" else 1.06
+
+        def measure(_plan, _ids, night: int = night, factor: float = factor):
+            sides = []
+            for side, push in (("a", factor), ("b", 1.06)):
+                seed, own = 100 * night + ord(side), tmp_path / f"again-{night}"
+                made = launches(own, side, 3, start=500, seed=seed, factors={"push": push})
+                sides.append([Launch.of(run) for run in made])
+            return tuple(sides)
+
+        monkeypatch.setattr(confirm, "measure", measure)
+        runs = launches(
+            tmp_path, f"n{night}", 3, start=20 + 5 * night, factors={"push": 1.06}, seed=night
+        )
+        how = plan(tmp_path, baseline_commit=base)
+        checked = record(check(runs, root, commit=f"slow-{night}", confirmation=how))
+        assert push_of(checked).base_n == 10
+        told.append(str(push_of(checked).verdict))
+    # Against a base that is as slow, the first night is red and the rest are left open.
+    assert set(told[0 if follows else 1 :]) == ({"SLOWER"} if follows else {"AMBIGUOUS"})
+
+
+def test_a_good_commit_of_an_older_level_clears_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "history"
+    series = ("tiny.push.r4.t128.balanced.bf16.isolated", "step_time_us")
+    for run in launches(tmp_path, "base", 10, seed=1):
+        record(check([run], root, commit="old"))
+    fast = launches(tmp_path, "fast", 5, start=20, factors={"push": 0.9}, seed=2)
+    accept(check(fast, root, commit="fast"), "better tiles")
+    history = History.read(folder_of(root, h200()))
+    assert [was_good(x, series, history.launches, history.levels) for x in ("old", "fast")] == [
+        False,
+        True,
+    ]
+    assert good_commit(history.launches, history.levels) == "fast"
+
+
+def test_check_prints_the_last_good_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gate_command, "describe", h200)
+    root = tmp_path / "history"
+    assert gate("--history", root, "--good-commit").output == ""
+    for run in launches(tmp_path, "base", 5, seed=1):
+        record(check([run], root, commit="good"))
+    slow = launches(tmp_path, "slow", 3, start=20, factors={"push": 1.2}, seed=2)
+    record(check(slow, root, commit="slow"))
+    assert gate("--history", root, "--good-commit").output == "good\n"
+    nothing = gate("--history", root)
+    assert (nothing.exit_code, "give the RUNS" in nothing.stderr) == (2, True)
 
 
 def test_a_suspect_that_fails_to_run_again_is_no_green(slow, rerun, tmp_path: Path) -> None:

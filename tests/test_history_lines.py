@@ -10,9 +10,10 @@ from launches import cell, h200, write_launch
 
 from mokbench.errors import ResultsError
 from mokbench.regression.check import Checked, check
-from mokbench.regression.history import History, folder_of, new_level
+from mokbench.regression.history import History, folder_of
 from mokbench.regression.history_lines import MOST_READ, WINDOW, read_launches
 from mokbench.regression.launch import Launch
+from mokbench.regression.levels import new_level
 from mokbench.regression.verdict import Verdict
 from mokbench.results import RunFolder
 

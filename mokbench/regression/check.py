@@ -8,10 +8,11 @@ from pathlib import Path
 from mokbench.errors import ConfigError
 from mokbench.machine import Machine
 from mokbench.regression.confirm import Confirmation, confirm, suspects
-from mokbench.regression.history import History, Series, folder_of, new_level
+from mokbench.regression.history import History, folder_of
 from mokbench.regression.history_checks import candidates_of
 from mokbench.regression.judge import Judged, judge_history
 from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
+from mokbench.regression.levels import Series, new_level, open_faster
 from mokbench.regression.verdict import ORDER, UNSETTLED, Limits, Verdict
 from mokbench.results import RunFolder
 from mokbench.run_checks import (
@@ -39,6 +40,8 @@ class Checked:
     accepted: list[str] = field(default_factory=list)
     # Launches that the accepted level lacks to be a base: until then nothing of it is judged.
     level_lacks: int = 0
+    # Series that are or last were FASTER and nobody accepted: a slowdown from there is SAME.
+    open_levels: int = 0
 
     def exit_code(self, strict: bool) -> int:
         """1 a regression, 3 a failed cell, 4 (strict) something is not settled, else 0."""
@@ -85,10 +88,13 @@ def check(
     version = launches[0].method_version
     others = [x for x in history.launches if x.launch not in own and x.method_version == version]
     launches = candidates_of(launches, history.recorded, len(others), limits.least_base)
-    judged = judge_history(history, launches, metrics, limits)
+    judging = {launch.launch for launch in launches}
+    before = [launch for launch in history.launches if launch.launch not in judging]
+    faster = open_faster(before, history.levels)
+    judged = [_advised(one, faster) for one in judge_history(history, launches, metrics, limits)]
     if confirmation is not None:
-        judged = confirm(judged, confirmation, limits, metrics)
-    last = history.last_commit({launch.launch for launch in launches})
+        judged = confirm(judged, confirmation, limits, metrics, history)
+    last = history.last_commit(judging)
     return Checked(
         judged=judged,
         history=history,
@@ -97,16 +103,31 @@ def check(
         limits=limits,
         commits=f"{last or '(none recorded)'}..{commit}" if commit else None,
         confirmed=confirmation is not None,
+        open_levels=sum(
+            one.gates and (one.call.verdict is Verdict.FASTER or one.series in faster)
+            for one in judged
+        ),
     )
+
+
+def _advised(one: Judged, faster: set[Series]) -> Judged:
+    """Say what a level that nobody accepted leaves open."""
+    if one.call.verdict is Verdict.FASTER:
+        note = "--accept it, or a slowdown back from here passes"
+    elif one.series in faster:
+        note = "the last launches were FASTER and not accepted: it may be slower than they were"
+    else:
+        return one
+    return replace(one, call=replace(one.call, why=f"{one.call.why}; {note}"))
 
 
 def record(checked: Checked) -> Checked:
     """Append the runs to the history, flagged where a series moved: flagged values are no base.
 
-    Nor are suspects that nobody measured again: as base they would hide, from the next check on,
-    the slowdown that only needed more launches.
+    Nor are suspects that no confirmation cleared: as base they would hide, from the next check on,
+    the slowdown that only needed more launches or another base.
     """
-    open_ = [] if checked.confirmed else suspects(checked.judged, checked.limits)
+    open_ = suspects(checked.judged, checked.limits)
     moved = {
         one.series: str(one.call.verdict)
         for one in [*(one for one in checked.judged if _no_base(one)), *open_]

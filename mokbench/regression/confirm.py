@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mokbench.errors import ConfigError, MokbenchError
+from mokbench.regression.history import History
 from mokbench.regression.judge import Judged, judge_sides, worst_first
 from mokbench.regression.launch import Launch, one_kind
+from mokbench.regression.levels import was_good
 from mokbench.regression.verdict import Call, Limits, Verdict
 from mokbench.results import RunFolder
 from mokbench.run_meta import RunMeta
@@ -30,22 +32,31 @@ _WHERE = "import mokbench.record as r; print(r.__file__); print(r.METHOD_VERSION
 
 @dataclass(frozen=True)
 class Confirmation:
-    """How to measure again: both interpreters, the config to run, where runs go, how often."""
+    """How to measure again: both interpreters, the config to run, where runs go, how often.
+
+    ``baseline_commit``: what the base is. Only one that the history has as good clears a suspect.
+    """
 
     baseline_python: Path
     config: Path
     out: Path
     rounds: int = ROUNDS
     say: Callable[[str], None] = lambda text: None
+    baseline_commit: str | None = None
 
 
 def suspects(judged: Sequence[Judged], limits: Limits) -> list[Judged]:
-    """Series that gate and are slower by more than the floor, each at its own ``alpha``."""
+    """Series that gate and are slower by more than the floor, each at its own ``alpha``.
+
+    Confirmation takes away none but those it cleared: that a suspect did not repeat against a base
+    that may be as slow, or in noise, does not make its launches a base.
+    """
     return [
         one
         for one in judged
         if one.gates
-        and one.call.verdict in (Verdict.SLOWER, Verdict.AMBIGUOUS)
+        and not one.cleared
+        and one.call.verdict in (Verdict.SLOWER, Verdict.AMBIGUOUS, Verdict.FAILED)
         and one.call.ratio is not None
         and one.call.ratio >= 1 + limits.floor
         and one.call.p is not None
@@ -54,9 +65,13 @@ def suspects(judged: Sequence[Judged], limits: Limits) -> list[Judged]:
 
 
 def confirm(
-    judged: Sequence[Judged], plan: Confirmation, limits: Limits, metrics: Sequence[str]
+    judged: Sequence[Judged],
+    plan: Confirmation,
+    limits: Limits,
+    metrics: Sequence[str],
+    history: History,
 ) -> list[Judged]:
-    """Replace the calls of all suspects by what the interleaved runs say.
+    """Replace the calls of the suspects that are measured again by what the runs in turn say.
 
     Raises ConfigError for an interpreter that is no other mokbench, MokbenchError for a run that
     fails: a suspect that could not be measured again must not turn green.
@@ -67,15 +82,15 @@ def confirm(
     ids = list(dict.fromkeys(one.series[0] for one in found))[:MOST_CELLS]
     base, candidate = measure(plan, ids)
     again = {one.series: one.call for one in judge_sides(base, candidate, metrics, _sharp(limits))}
-    chosen = {one.series for one in found if one.series[0] in ids}
-    return worst_first(
-        [
-            replace(one, call=_settled(one.call, again.get(one.series), plan.rounds))
-            if one.series in chosen
-            else one
-            for one in judged
-        ]
-    )
+    left = {one.series for one in found}
+    chosen = {series for series in left if series[0] in ids}
+
+    def settled(one: Judged) -> Judged:
+        if one.series in chosen:
+            return _settled(one, again.get(one.series), plan, history)
+        return _unmeasured(one) if one.series in left else one
+
+    return worst_first([settled(one) for one in judged])
 
 
 def measure(plan: Confirmation, ids: Sequence[str]) -> tuple[list[Launch], list[Launch]]:
@@ -123,15 +138,26 @@ def _sharp(limits: Limits) -> Limits:
     return replace(limits, alpha=CONFIRM_ALPHA, least_base=2, least_candidate=2)
 
 
-def _settled(before: Call, again: Call | None, rounds: int) -> Call:
+def _settled(one: Judged, again: Call | None, plan: Confirmation, history: History) -> Judged:
+    before = one.call
     if again is None or again.verdict is Verdict.INSUFFICIENT:
         why = f"{before.why}; could not be confirmed: " + (again.why if again else "no value of it")
-        return replace(before, verdict=Verdict.FAILED, why=why)
-    told = f"{before.why}; in {rounds} interleaved rounds {again.why}"
-    verdict = again.verdict
-    if verdict not in (Verdict.SLOWER, Verdict.CLOCK):
-        verdict, told = Verdict.AMBIGUOUS, f"not confirmed: {told}"
-    return replace(before, verdict=verdict, why=told)
+        return replace(one, call=replace(before, verdict=Verdict.FAILED, why=why), again=True)
+    told = f"{before.why}; in {plan.rounds} interleaved rounds {again.why}"
+    if again.verdict in (Verdict.SLOWER, Verdict.CLOCK):
+        return replace(one, call=replace(before, verdict=again.verdict, why=told), again=True)
+    cleared = again.verdict is Verdict.SAME and was_good(
+        plan.baseline_commit, one.series, history.launches, history.levels
+    )
+    how = f"cleared against {plan.baseline_commit}" if cleared else "not confirmed, no base yet"
+    call = replace(before, verdict=Verdict.AMBIGUOUS, why=f"{how}: {told}")
+    return replace(one, call=call, again=True, cleared=cleared)
+
+
+def _unmeasured(one: Judged) -> Judged:
+    """A suspect beyond ``MOST_CELLS`` keeps its first call and stays out of the base."""
+    why = f"{one.call.why}; not measured again: --confirm takes the worst {MOST_CELLS} cells"
+    return replace(one, call=replace(one.call, why=why))
 
 
 def _check(pythons: dict[str, Path]) -> None:

@@ -9,7 +9,6 @@ import re
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +16,6 @@ import numpy as np
 
 from mokbench.durable import Lock, append_line, as_results_error, cut_torn_line, replace_file
 from mokbench.errors import ResultsError
-from mokbench.figures import Figures
 from mokbench.machine import Machine
 from mokbench.regression.history_checks import (
     in_order_of_time,
@@ -27,25 +25,14 @@ from mokbench.regression.history_checks import (
     refuse_reordered,
 )
 from mokbench.regression.history_lines import WINDOW, names, read_all, read_launches
-from mokbench.regression.launch import HISTORY_VERSION, Launch, Readings
+from mokbench.regression.launch import Launch, Readings
+from mokbench.regression.levels import Level, Series, counting, first_of, newest_levels
 from mokbench.regression.shift import Floats
 from mokbench.run_checks import refuse_stale_key
 
 # Another check that appends is done long before; to give up would lose what was measured.
 _LOCK_WAIT_S = 60.0
 _LAUNCHES, _LEVELS, _MACHINE = "launches.jsonl", "levels.jsonl", "machine.json"
-
-Series = tuple[str, str]
-
-
-class Level(Figures):
-    """A person's word that the level from ``launches`` on is the new normal of ``series``."""
-
-    history_version: int = HISTORY_VERSION
-    when: str
-    reason: str
-    launches: list[str]
-    series: list[Series]
 
 
 @dataclass
@@ -71,10 +58,10 @@ class History:
         refuse_no_folder(folder)
         refuse_no_launches(path, [folder / _MACHINE, folder / _LEVELS])
         levels = read_all(folder / _LEVELS, Level)
-        newest = {name for level in _newest(levels) for name in level.launches}
+        newest = {name for level in counting(levels) for name in level.launches}
         launches = read_launches(path, keep=newest)
         recorded = names(path).union(launch.launch for launch in launches)
-        refuse_lost_levels(path, _newest(levels), recorded)
+        refuse_lost_levels(path, counting(levels), recorded)
         keys = {launch.machine for launch in launches}
         if len(keys) > 1:
             raise ResultsError(
@@ -92,7 +79,7 @@ class History:
             if launch.launch in once:
                 warnings.warn(f"{folder / _LAUNCHES}: launch {launch.run} twice", stacklevel=2)
             once.setdefault(launch.launch, launch)
-        refuse_reordered(path, list(once.values()), _newest(levels))
+        refuse_reordered(path, list(once.values()), counting(levels))
         return cls(folder, list(once.values()), levels, recorded)
 
     def record(self, launches: Sequence[Launch], machine: Machine) -> int:
@@ -100,7 +87,7 @@ class History:
         new = in_order_of_time(one for one in launches if one.launch not in self.recorded)
         if not new:
             return 0
-        refuse_reordered(self.folder / _LAUNCHES, self.launches + new, _newest(self.levels))
+        refuse_reordered(self.folder / _LAUNCHES, self.launches + new, counting(self.levels))
         with as_results_error(self.folder, "writing the history", "free some space"):
             self.folder.mkdir(parents=True, exist_ok=True)
         # The launches first: a folder that has only the rest is one that lost them.
@@ -160,7 +147,7 @@ def base_of(
         for launch in history.launches
         if launch.launch not in out and launch.method_version == method_version
     ]
-    levels = _newest_levels(history.levels)
+    levels = newest_levels(history.levels)
     position = {launch.launch: i for i, launch in enumerate(history.launches)}
     found = Readings.empty(len(series), len(used))
     for j, launch in enumerate(used):
@@ -170,7 +157,7 @@ def base_of(
                 continue
             since = levels.get((cell, metric))
             accepted = since is not None and launch.launch in since.launches
-            too_old = since is not None and position[launch.launch] < _first(since, position)
+            too_old = since is not None and position[launch.launch] < first_of(since, position)
             if accepted or not (too_old or cell in launch.flags.get(metric, ())):
                 found.put(i, j, reading)
     keep = _last(found.values)
@@ -182,20 +169,6 @@ def _last(values: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:
     there = ~np.isnan(values)
     later = np.cumsum(there[:, ::-1], axis=1)[:, ::-1]
     return np.asarray(there & (later <= WINDOW))
-
-
-def _newest_levels(levels: Iterable[Level]) -> dict[Series, Level]:
-    return {(cell, metric): level for level in levels for cell, metric in level.series}
-
-
-def _newest(levels: Iterable[Level]) -> list[Level]:
-    """Levels that still count for some series."""
-    return list({id(level): level for level in _newest_levels(levels).values()}.values())
-
-
-def _first(level: Level, position: dict[str, int]) -> int:
-    """Position of the level's first launch; one that is not in the file counts as oldest."""
-    return min((position.get(launch, -1) for launch in level.launches), default=-1)
 
 
 def folder_of(root: Path, machine: Machine) -> Path:
@@ -263,13 +236,3 @@ def machine_name(folder: Path) -> str:
         return folder.name
     what = f"{told.gpus} x {told.gpu}, driver {told.driver}" if told.gpus else told.cpu
     return f"{what}, torch {told.torch}, key {told.key}"
-
-
-def new_level(reason: str, launches: Sequence[Launch], series: Sequence[Series]) -> Level:
-    """Make the level that ``--accept`` records, as of now."""
-    return Level(
-        when=datetime.now(UTC).isoformat(timespec="seconds"),
-        reason=reason,
-        launches=[launch.launch for launch in launches],
-        series=list(series),
-    )

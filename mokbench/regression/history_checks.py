@@ -4,13 +4,10 @@ import warnings
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mokbench.errors import ResultsError
 from mokbench.regression.launch import Launch
-
-if TYPE_CHECKING:
-    from mokbench.regression.history import Level
+from mokbench.regression.levels import Level
 
 _RESTORE = "restore it from version control"
 
@@ -34,7 +31,7 @@ def refuse_no_launches(path: Path, others: Iterable[Path]) -> None:
         )
 
 
-def refuse_lost_levels(path: Path, levels: Iterable["Level"], recorded: Collection[str]) -> None:
+def refuse_lost_levels(path: Path, levels: Iterable[Level], recorded: Collection[str]) -> None:
     """Raise ResultsError where an accepted level rests on launches that are no longer there."""
     for level in levels:
         lost = sorted(set(level.launches).difference(recorded))
@@ -45,7 +42,7 @@ def refuse_lost_levels(path: Path, levels: Iterable["Level"], recorded: Collecti
             )
 
 
-def refuse_reordered(path: Path, launches: Sequence[Launch], levels: Iterable["Level"]) -> None:
+def refuse_reordered(path: Path, launches: Sequence[Launch], levels: Iterable[Level]) -> None:
     """Raise ResultsError where launches from before an accepted level stand behind it, or reverse.
 
     A level counts from its first line on. Other configs may be measured at the same time.

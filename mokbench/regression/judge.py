@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mokbench.regression.history import History, Series, base_of
+from mokbench.regression.history import History, base_of
 from mokbench.regression.history_lines import WINDOW
 from mokbench.regression.launch import (
     MARKS,
@@ -19,6 +19,7 @@ from mokbench.regression.launch import (
     Readings,
     not_comparable,
 )
+from mokbench.regression.levels import Series
 from mokbench.regression.shift import Floats, against_history, between
 from mokbench.regression.verdict import ORDER, Call, Limits, Verdict, decide
 
@@ -27,7 +28,8 @@ from mokbench.regression.verdict import ORDER, Call, Limits, Verdict, decide
 class Judged:
     """One series with its call. ``gates``: whether it may fail a build; ``mark`` says why not.
 
-    ``base_value`` and ``value`` are medians over the launches, in the metric's unit.
+    ``base_value`` and ``value`` are medians over the launches, in the metric's unit. ``again``: a
+    suspect that was measured again; ``cleared``: and is the same as a base that was good.
     """
 
     series: Series
@@ -35,6 +37,8 @@ class Judged:
     mark: str = ""
     base_value: float | None = None
     value: float | None = None
+    again: bool = False
+    cleared: bool = False
 
     @property
     def gates(self) -> bool:

@@ -48,8 +48,8 @@ class Launch(Figures):
     ``values[metric][i]`` is the run-level value of cell i (for step_time_us the median over
     iterations of the maximum over ranks), null where it has none. ``digests`` tell cells apart
     whose options or routing changed under one id. ``flags[metric][id]`` is the verdict of a
-    value that was called SLOWER, FASTER or CLOCK, or AMBIGUOUS as one of many series though it is
-    slower at 1 % by itself: it never becomes part of a base.
+    value that was called SLOWER, FASTER or CLOCK, or that is slower at 1 % by itself and was not
+    cleared (AMBIGUOUS, FAILED to be measured again): it never becomes part of a base.
     """
 
     model_config = ConfigDict(strict=True)
@@ -136,6 +136,11 @@ class Launch(Figures):
         if value is None:
             return None
         return value, math.nan if clock is None or metric != CLOCKED else clock
+
+    def has(self, cell: str, metric: str) -> bool:
+        """Whether the launch has a value of a cell, whatever its options were."""
+        at = self._place.get(cell)
+        return at is not None and metric in self.values and self.values[metric][at] is not None
 
     @cached_property
     def _place(self) -> dict[str, int]:

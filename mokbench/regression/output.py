@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mokbench.regression.check import Checked
+from mokbench.regression.confirm import suspects
 from mokbench.regression.judge import Judged
 from mokbench.regression.launch import MARKS
 from mokbench.regression.verdict import ORDER, Verdict
@@ -40,14 +41,25 @@ def headline(checked: Checked) -> str:
     if checked.commits:
         parts.append(f"commits {checked.commits}")
     if checked.confirmed:
-        parts.append("suspects measured again in turn with the base")
+        parts.append(_measured_again(checked))
     if checked.recorded:
         parts.append(f"{units.count(checked.recorded, 'run')} recorded")
     if checked.accepted:
         parts.append(f"new level accepted of {len(checked.accepted)} series")
+    elif checked.open_levels:
+        parts.append(f"{checked.open_levels} FASTER and not accepted: no base, see --accept")
     if short := short_level(checked):
         parts.append(short)
     return "; ".join(parts)
+
+
+def _measured_again(checked: Checked) -> str:
+    again = sum(one.again for one in checked.judged)
+    open_ = suspects(checked.judged, checked.limits)
+    left = sum(not one.again for one in open_)
+    text = f"{again} of {units.count(again + left, 'suspect')} measured again in turn with the base"
+    unclear = sum(one.call.verdict is not Verdict.SLOWER for one in open_)
+    return text + (f", {unclear} of them neither confirmed nor cleared" if unclear else "")
 
 
 def short_level(checked: Checked) -> str | None:
@@ -177,6 +189,7 @@ def check_json(checked: Checked, strict: bool) -> dict[str, Any]:
         "recorded": checked.recorded,
         "accepted": checked.accepted,
         "level_lacks": checked.level_lacks,
+        "open_levels": checked.open_levels,
         "limits": asdict(checked.limits),
         "series": as_json(checked.judged),
     }

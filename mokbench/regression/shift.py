@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtr, stdtrit
+from scipy.special import bdtrc, stdtr, stdtrit
 
 # Spread of a launch below which nothing is believed: clocks and allocators alone move this much.
 LEAST_SPREAD = 0.0025
@@ -22,6 +22,12 @@ MAD_SCALE = 1.4826
 OUTLIER = 5.0
 # The MAD of fewer launches is too rough to call one of them an outlier.
 LEAST_CLIPPED = 8
+# More than one outlier and more than this share of the base are a way the machine is, not bad days.
+MOST_CLIPPED = 0.1
+# A base launch beyond this many robust deviations, and as far along as the candidate's shift within
+# this share, shows that the base gets to that level by itself: the machine has two modes.
+DISTINCT = 3.0
+AS_FAR = 0.75
 
 Floats = NDArray[np.float64]
 
@@ -31,7 +37,8 @@ class Shifts:
     """Log of candidate over base per series, its standard error and degrees of freedom.
 
     All arrays [series]. ``spread`` is the relative standard deviation of one launch. NaN where
-    there are too few launches to know one.
+    there are too few launches to know one. ``by_chance``: how often so many launches of the base
+    would have their median where the candidate's is, judged by the base launches that are there.
     """
 
     log_ratio: Floats
@@ -40,6 +47,7 @@ class Shifts:
     spread: Floats
     base_n: NDArray[np.int64]
     candidate_n: NDArray[np.int64]
+    by_chance: Floats
 
     @property
     def ratio(self) -> Floats:
@@ -63,21 +71,26 @@ class Shifts:
 def against_history(base: ArrayLike, candidate: ArrayLike) -> Shifts:
     """Median of the candidate launches against a history: a robust t prediction interval.
 
-    Base launches beyond ``OUTLIER`` robust deviations are left out of centre and spread; the
-    candidate's value is its median, so that one bad launch of three moves nothing. The spread of
-    a candidate launch is taken to be the base's. ValueError for values that are not positive.
+    Base launches beyond ``OUTLIER`` robust deviations, if they are few, are left out of centre
+    and spread; the candidate's value is its median, so that one bad launch of three moves nothing.
+    The spread of a candidate launch is taken to be the base's. ValueError for values that are not
+    positive.
     """
     x, y = _logs(base), _logs(candidate)
     middle = _nanmedian(x)[:, None]
     scale = np.maximum(MAD_SCALE * _nanmedian(np.abs(x - middle))[:, None], LEAST_SPREAD)
-    good = (np.abs(x - middle) <= OUTLIER * scale) | (_count(x) < LEAST_CLIPPED)[:, None]
-    kept = np.where(good, x, np.nan)
+    far = np.where((_count(x) >= LEAST_CLIPPED)[:, None], np.abs(x - middle) / scale, 0.0)
+    out = far > OUTLIER
+    few = out.sum(axis=1) <= np.maximum(1, MOST_CLIPPED * _count(x))
+    kept = np.where(out & few[:, None], np.nan, x)
     n, k = _count(kept), _count(y)
     centre, deviation = _moments(kept)
     spread = np.maximum(deviation, LEAST_SPREAD)
     with np.errstate(divide="ignore", invalid="ignore"):
         error = spread * np.sqrt(median_variance(k) + 1.0 / n)
-    return Shifts(_nanmedian(y) - centre, error, np.maximum(n - 1.0, 0.0), spread, _count(x), k)
+    log_ratio = _nanmedian(y) - centre
+    chance = _by_chance(np.where(far > DISTINCT, x - middle, np.nan), log_ratio, _count(x), k)
+    return Shifts(log_ratio, error, np.maximum(n - 1.0, 0.0), spread, _count(x), k, chance)
 
 
 def between(base: ArrayLike, candidate: ArrayLike, launch_noise: float | None = None) -> Shifts:
@@ -97,7 +110,7 @@ def between(base: ArrayLike, candidate: ArrayLike, launch_noise: float | None = 
             spread = np.fmax(spread, launch_noise)
             df = np.where((n > 0) & (k > 0), 1e6, 0.0)
         error = spread * np.sqrt(1.0 / n + 1.0 / k)
-    return Shifts(mean_y - mean_x, error, df, spread, n, k)
+    return Shifts(mean_y - mean_x, error, df, spread, n, k, np.zeros(len(n)))
 
 
 def median_variance(k: NDArray[np.int64] | int) -> Floats:
@@ -106,6 +119,16 @@ def median_variance(k: NDArray[np.int64] | int) -> Floats:
     pi / (2 (k + pi/2 - 1)): exact for 1 and for many, 2 % low at 3 and 5, high for even numbers.
     """
     return np.asarray(np.pi / (2.0 * (np.asarray(k, dtype=np.float64) + np.pi / 2.0 - 1.0)))
+
+
+def _by_chance(
+    outliers: Floats, log_ratio: Floats, n: NDArray[np.int64], k: NDArray[np.int64]
+) -> Floats:
+    """Chance that half of ``k`` launches are where base outliers and the candidate's median are."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        along = outliers / log_ratio[:, None]
+    share = ((along >= AS_FAR) & (along <= 1 / AS_FAR)).sum(axis=1) / np.maximum(n, 1)
+    return np.asarray(np.where(k > 0, bdtrc((k + 1) // 2 - 1, np.maximum(k, 1), share), 0.0))
 
 
 def _tail(shift: Floats, error: Floats, df: Floats) -> Floats:

@@ -122,13 +122,15 @@ def decide(
             base_n=int(shifts.base_n[i]),
             candidate_n=int(shifts.candidate_n[i]),
         )
-        still = bool(unmoved[i])
-        verdict, why = _judge(call, bool(known[i]), still, limits)
+        chance = float(shifts.by_chance[i])
+        verdict, why = _judge(call, bool(known[i]), bool(unmoved[i]), chance, limits)
         calls.append(replace(call, verdict=verdict, why=why))
     return calls
 
 
-def _judge(call: Call, known: bool, still: bool, limits: Limits) -> tuple[Verdict, str]:
+def _judge(
+    call: Call, known: bool, still: bool, chance: float, limits: Limits
+) -> tuple[Verdict, str]:
     if not known:
         return Verdict.INSUFFICIENT, _too_few(call, limits)
     ratio, p, adjusted = call.ratio or 1.0, call.p or 0.0, call.adjusted or 0.0
@@ -149,6 +151,12 @@ def _judge(call: Call, known: bool, still: bool, limits: Limits) -> tuple[Verdic
             return Verdict.CLOCK, (
                 f"{percent} in time, {100 * ((call.cycles or 1) - 1):+.1f} % in SM cycles: the "
                 "clock moved, not the work"
+            )
+        if chance > limits.alpha:
+            return Verdict.AMBIGUOUS, (
+                f"{percent}, but base launches were there too: by chance the median of "
+                f"{call.candidate_n} is, in {100 * chance:.2g} % of checks (needs "
+                f"{100 * limits.alpha:g} %); more launches or --confirm decide"
             )
         verdict = Verdict.SLOWER if ratio > 1 else Verdict.FASTER
         return verdict, f"{percent}, p {p:.2g}"
