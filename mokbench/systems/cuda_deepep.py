@@ -192,9 +192,8 @@ def _agreed(fabric: "CudaFabric", what: str, make: Callable[[], Made]) -> Made:
         raise
     except (RuntimeError, AssertionError) as error:
         problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    problems = [f"rank {r}: {text}" for r, text in enumerate(fabric.gather(problem)) if text]
-    if problems:
-        raise UnsupportedError(f"DeepEP {what}: {'; '.join(problems)}")
+    if problems := fabric.problems(problem):
+        raise UnsupportedError(f"DeepEP {what}: {problems}")
     return cast(Made, made)
 
 
