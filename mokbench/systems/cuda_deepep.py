@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 from mokbench import deep_ep_package
 from mokbench.errors import UnsupportedError
-from mokbench.systems import Setup, expect_options, options_of
+from mokbench.systems import InPhases, Setup, expect_options, options_of
 from mokbench.systems.deepep_support import (
     INSTALL,
     cell_reason,
@@ -63,7 +63,7 @@ class Exchange(Protocol):
         """Free everything; collective."""
 
 
-class Deepep:
+class Deepep(InPhases):
     """DeepEP around grouped GEMMs, through ElasticBuffer or the legacy Buffer."""
 
     name: ClassVar[str] = "deepep"
@@ -130,12 +130,6 @@ class Deepep:
         """Version, what was made, and with how many SMs it runs."""
         exchange = self._prepared
         return (f"deep_ep {self._version}, num_sms {exchange.num_sms}", *exchange.notes)
-
-    def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
-        """See System.run; topk_idx is int64."""
-        self.dispatch(x, topk_idx, topk_weights)
-        self.compute()
-        return self.combine()
 
     def dispatch(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> None:
         """Rows to their experts."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mokbench.errors import UnsupportedError
-from mokbench.systems import Setup, expect_options, options_of
+from mokbench.systems import InPhases, Setup, expect_options, options_of
 from mokbench.systems.gemm_choice import choose, expert_gemm_bytes, gemm_reason
 from mokbench.systems.options import PushOptions
 from mokbench.workload import Cell, Dtype, Model
@@ -88,7 +88,7 @@ class PushShape:
         )
 
 
-class Push:
+class Push(InPhases):
     """The push kernels around grouped GEMMs; every pass only queues work."""
 
     name: ClassVar[str] = "push"
@@ -144,12 +144,6 @@ class Push:
     def notes(self) -> Sequence[str]:
         """How the tiles of our grouped GEMM were chosen."""
         return self._prepared.gemm_notes
-
-    def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
-        """See System.run; only queues, so a fault shows in ``check``."""
-        self.dispatch(x, topk_idx, topk_weights)
-        self.compute()
-        return self.combine()
 
     def dispatch(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> None:
         """Plan and send; over when every rank's rows are here."""
