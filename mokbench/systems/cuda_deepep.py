@@ -22,6 +22,7 @@ from mokbench.systems.deepep_support import (
     token_capacity,
 )
 from mokbench.systems.gemm_choice import expanded_bytes
+from mokbench.systems.gpu_support import require_share
 from mokbench.systems.options import DeepepOptions
 from mokbench.workload import Cell
 
@@ -99,11 +100,8 @@ class Deepep(InPhases):
         options = expect_options(setup.options, DeepepOptions)
         api = chosen_api(options, deep_ep_package.find())
         asked, share = options.num_sms, setup.fabric.num_sms
-        if isinstance(asked, int) and asked > share:
-            raise UnsupportedError(
-                f"num_sms {asked} is more than this rank's share of its GPU, {share} SMs; "
-                f"use at most {share}, auto or best"
-            )
+        if isinstance(asked, int):
+            require_share(asked, share, ", auto or best")
         deep_ep = _import(setup.fabric, api)
         self._options, self._version = options, str(getattr(deep_ep, "__version__", "unknown"))
         self._exchange = _agreed(

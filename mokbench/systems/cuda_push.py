@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from mokbench.errors import UnsupportedError
 from mokbench.systems import InPhases, Setup, expect_options, options_of
 from mokbench.systems.gemm_choice import choose, expert_gemm_bytes, gemm_reason
+from mokbench.systems.gpu_support import require_share
 from mokbench.systems.options import PushOptions
 from mokbench.workload import Cell, Dtype, Model
 
@@ -129,13 +129,9 @@ class Push(InPhases):
 
         options = expect_options(setup.options, PushOptions)
         asked, share = options.num_sms, setup.fabric.num_sms
-        if asked != "auto" and asked > share:
-            raise UnsupportedError(
-                f"num_sms {asked} is more than this rank's share of its GPU, {share} SMs; "
-                f"use at most {share}, or auto"
-            )
-        shape = PushShape(setup.workload.model, setup.workload.ranks, max(1, setup.max_tokens))
         num_sms = share if asked == "auto" else asked
+        require_share(num_sms, share, ", or auto")
+        shape = PushShape(setup.workload.model, setup.workload.ranks, max(1, setup.max_tokens))
         weights = setup.w13, setup.w2
         choice = None if options.gemm == "torch" else choose(setup.workload, options, share)
         self._workspace = PushWorkspace(setup.fabric, shape, weights, num_sms, choice)
