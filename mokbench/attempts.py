@@ -44,26 +44,23 @@ def attempts(
         except StartError as error:
             raise MokbenchError(f"the ranks do not start: {error}") from error
         except GroupError as error:
-            stray += _is_stray(error, left)
-            if not _is_stray(error, left):
-                # A rank that died before the job's first row still has to show in some row.
-                at_fault = next((c for c in left if c.id == error.cell_id), left[0])
-                left.remove(at_fault)
-                yield at_fault, {}, _stored(error)
-            elif stray == _MAX_STRAY:
-                yield from [(cell, {}, _stored(error, error.cell_id)) for cell in left]
-                return
-            else:
+            at_fault = next((cell for cell in left if cell.id == error.cell_id), None)
+            if at_fault is None and error.cell_id is not None:
+                # Work that serves all rows failed: the matmul that they are held against.
+                stray += 1
+                if stray == _MAX_STRAY:
+                    yield from [(cell, {}, _stored(error, error.cell_id)) for cell in left]
+                    return
                 progress.say(f"in {error.cell_id}, no row's own work: {error}; once more")
+                continue
+            # A rank that died before the job's first row still has to show in some row.
+            at_fault = at_fault or left[0]
+            left.remove(at_fault)
+            yield at_fault, {}, _stored(error)
             continue
         for cell in left:
             yield cell, reply["facts"], reply["results"][cell.id]
         return
-
-
-def _is_stray(error: GroupError, cells: list[Cell]) -> bool:
-    """Whether it failed in work that serves all rows: the matmul that they are held against."""
-    return error.cell_id is not None and error.cell_id not in {cell.id for cell in cells}
 
 
 def _stored(error: GroupError, where: str | None = None) -> Failure:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mokbench import deep_ep_package, machine, twin
 from mokbench.errors import UnsupportedError
-from mokbench.fabric.mps_processes import DEFAULT_PIPE, mps_processes
+from mokbench.fabric.mps_processes import CONTROL, DEFAULT_PIPE, QUIT_DEFAULT, mps_processes
 from mokbench.finding import Finding, State, isolated
 from mokbench.gpu_neighbours import mps_variables
 from mokbench.systems.deepep_support import software_reason
@@ -20,8 +20,6 @@ _MIN_SHM_BYTES = 2**30
 # As many ranks as configs/quickstart.yaml has.
 _USUAL_RANKS = 4
 _MULTI_RANK_NCCL = (2, 30)
-MPS_CONTROL = "nvidia-cuda-mps-control"
-_QUIT_MPS = f"echo quit | {MPS_CONTROL}"
 _INSTALL_CUDA = "for the cuda fabric: pip install 'mokbench[cuda]'"
 
 
@@ -132,10 +130,10 @@ def _nvrtc() -> Iterator[Finding]:
 
 
 def _mps() -> Iterator[Finding]:
-    path = shutil.which(MPS_CONTROL)
+    path = shutil.which(CONTROL)
     if path is None:
         advice = "only several ranks on one GPU need it; it comes with the driver's tools"
-        yield Finding("MPS", f"no {MPS_CONTROL} on the PATH", State.NOTE, advice)
+        yield Finding("MPS", f"no {CONTROL} on the PATH", State.NOTE, advice)
     else:
         yield Finding("MPS", path)
     by_pipe: dict[str | None, list[str]] = {}
@@ -146,9 +144,9 @@ def _mps() -> Iterator[Finding]:
             f"{pipe or 'a folder of another user'} (processes {', '.join(pids)})"
             for pipe, pids in by_pipe.items()
         ]
-        advice = f"ranks are no clients of it, but share the GPU with its; end it: {_QUIT_MPS}"
+        advice = f"ranks are no clients of it, but share the GPU with its; end it: {QUIT_DEFAULT}"
         if {DEFAULT_PIPE, None} & set(by_pipe):
-            advice = f"ranks with a GPU each become its clients; end it: {_QUIT_MPS}"
+            advice = f"ranks with a GPU each become its clients; end it: {QUIT_DEFAULT}"
         yield Finding("MPS daemon", f"serves {'; '.join(served)}", State.NOTE, advice)
     if found := mps_variables():
         text = " ".join(f"{name}={value}" for name, value in found.items())

@@ -4,7 +4,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from mokbench.errors import ConfigError
-from mokbench.fabric.mps_processes import DEFAULT_PIPE, MpsProcess, mps_processes
+from mokbench.fabric.mps_processes import (
+    DEFAULT_PIPE,
+    QUIT_DEFAULT,
+    MpsProcess,
+    mps_processes,
+)
 from mokbench.gpus import Gpus
 
 # nvml.h, nvmlComputeMode_t, and what it does to ranks; 0 is the default.
@@ -52,7 +57,7 @@ def neighbours(gpus: Gpus) -> Iterator[str]:
     if pids := daemons_of(DEFAULT_PIPE, mps_processes()):
         yield (
             f"an MPS daemon that is not mokbench's serves {DEFAULT_PIPE} (processes {pids}): ranks "
-            "with a GPU each become its clients; echo quit | nvidia-cuda-mps-control ends it"
+            f"with a GPU each become its clients; {QUIT_DEFAULT} ends it"
         )
     for gpu, mode in enumerate(gpus.compute_modes):
         if effect := compute_mode_effect(mode):

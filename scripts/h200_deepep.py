@@ -14,7 +14,6 @@ Logs, run folders and deepep.json (figures with machine, date, versions and comm
 the last lines are a short table.
 """
 
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from steps import run_steps
+from steps import run_logged, run_steps
 
 from mokbench.cells import expand
 from mokbench.config import load
@@ -39,16 +38,8 @@ Step = Callable[[Path], dict[str, Any]]
 
 def command(out: Path, name: str, *arguments: str) -> dict[str, Any]:
     """Run a command with its output in OUT/name.log; its exit code and seconds."""
-    start = time.monotonic()
-    with (out / f"{name}.log").open("wb") as log:
-        try:
-            done = subprocess.run(
-                [sys.executable, *arguments], stdout=log, stderr=log, timeout=_LIMIT_S
-            )
-            code: int | None = done.returncode
-        except subprocess.TimeoutExpired:
-            code = None
-    return {"exit_code": code, "seconds": round(time.monotonic() - start, 1)}
+    code, seconds = run_logged(out / f"{name}.log", _LIMIT_S, *arguments)
+    return {"exit_code": code, "seconds": round(seconds, 1)}
 
 
 def check_step(out: Path) -> dict[str, Any]:

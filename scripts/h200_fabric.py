@@ -9,7 +9,6 @@ versions and command) land in OUT; the last lines are a short table.
 """
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +20,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from steps import run_steps
+from steps import run_logged, run_steps
 
 from mokbench import jit, min_step, rates
 from mokbench.cells import expand
@@ -165,19 +164,8 @@ def _bare_us(step: Callable[[], object], flush: torch.Tensor) -> float:
 
 def command(out: Path, name: str, *arguments: str) -> dict[str, Any]:
     """Run a command with its output in OUT/name.log; its exit code and seconds."""
-    start = time.monotonic()
-    with (out / f"{name}.log").open("wb") as log:
-        try:
-            done = subprocess.run(
-                [sys.executable, *arguments],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                timeout=_LIMIT_S[name],
-            )
-            code: int | None = done.returncode
-        except subprocess.TimeoutExpired:
-            code = None
-    return {f"{name}_exit_code": code, f"{name}_s": time.monotonic() - start}
+    code, seconds = run_logged(out / f"{name}.log", _LIMIT_S[name], *arguments)
+    return {f"{name}_exit_code": code, f"{name}_s": seconds}
 
 
 def run_step(name: str) -> Callable[[Path], dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Named steps of a script, one after the other, with their figures kept after each."""
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -11,6 +12,23 @@ from typing import Any
 from mokbench import machine
 
 Steps = Mapping[str, Callable[[Path], dict[str, Any]]]
+
+
+def run_logged(log: Path, limit_s: float, *arguments: str) -> tuple[int | None, float]:
+    """Run this Python with its output in ``log``: exit code, None past the limit, and seconds."""
+    start = time.monotonic()
+    with log.open("wb") as output:
+        try:
+            done = subprocess.run(
+                [sys.executable, *arguments],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=limit_s,
+            )
+            code: int | None = done.returncode
+        except subprocess.TimeoutExpired:
+            code = None
+    return code, time.monotonic() - start
 
 
 def run_steps(steps: Steps, results: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from fake_deep_ep import Recorder
 from mokbench.deep_ep_package import DeepEpPackage
 from mokbench.errors import UnsupportedError
 from mokbench.fabric import nccl
+from mokbench.fabric.group import RankGroup
 from mokbench.routing import RoutingSpec
 from mokbench.systems import (
     Phased,
@@ -65,6 +66,8 @@ class FakeFabric:
 
     def __init__(self, problem=None, advice=None):
         self._others = {type(None): problem, int: advice}
+
+    problems = RankGroup.problems
 
     def gather(self, value):
         """This rank's value and that of another, which has the same or what the test says."""

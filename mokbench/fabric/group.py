@@ -52,6 +52,10 @@ class RankGroup:
             dist.all_gather_object(values, value)
         return values
 
+    def problems(self, problem: str | None) -> str:
+        """Every rank's problem behind its rank, on every rank; empty where none has one."""
+        return "; ".join(f"rank {r}: {text}" for r, text in enumerate(self.gather(problem)) if text)
+
     def barrier(self) -> None:
         """All ranks are here; slow, for set-up only: a fabric's ``align`` is for timing."""
         self.gather(None)

@@ -88,9 +88,8 @@ class HostFabric(RankGroup):
             result = act()
         except OSError as error:
             problem = str(error)
-        problems = [f"rank {r}: {p}" for r, p in enumerate(self.gather(problem)) if p]
-        if problems:
-            raise MokbenchError("; ".join(problems))
+        if problems := self.problems(problem):
+            raise MokbenchError(problems)
         return result
 
     def close(self) -> None:

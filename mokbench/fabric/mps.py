@@ -18,11 +18,10 @@ from pathlib import Path
 
 from mokbench import child
 from mokbench.errors import UnsupportedError
-from mokbench.fabric.mps_processes import end_processes
+from mokbench.fabric.mps_processes import CONTROL, end_processes
 from mokbench.gpus import read_gpus
 from mokbench.private_folder import private_folder
 
-_CONTROL = "nvidia-cuda-mps-control"
 _START_DEADLINE_S = 20.0
 # All attempts to quit; one that hangs must leave time for others.
 _QUIT_DEADLINE_S = 10.0
@@ -36,9 +35,9 @@ READY = "ready"
 
 def require_control() -> None:
     """Raise UnsupportedError where the driver's MPS tools are missing."""
-    if shutil.which(_CONTROL) is None:
+    if shutil.which(CONTROL) is None:
         raise UnsupportedError(
-            f"several ranks on one GPU need CUDA MPS, and {_CONTROL} is not on the PATH; "
+            f"several ranks on one GPU need CUDA MPS, and {CONTROL} is not on the PATH; "
             "install the driver's MPS tools or use one GPU per rank"
         )
 
@@ -143,7 +142,7 @@ def _control(folder: Path, timeout_s: float, *arguments: str, command: str = "")
     """Exit code and output of the control program; a file, since a daemon may keep a pipe open."""
     with tempfile.TemporaryFile() as output:
         done = subprocess.run(
-            [_CONTROL, *arguments],
+            [CONTROL, *arguments],
             input=command.encode(),
             env=os.environ | client_environment(folder),
             stdout=output,
@@ -174,11 +173,11 @@ def _start(folder: Path) -> str | None:
             (folder / name).mkdir(parents=True, exist_ok=True)
         code, output = _control(folder, _START_DEADLINE_S, "-d")
     except subprocess.TimeoutExpired:
-        return f"{_CONTROL} -d: did not return within {_START_DEADLINE_S:g} s"
+        return f"{CONTROL} -d: did not return within {_START_DEADLINE_S:g} s"
     except OSError as error:
-        return f"{_CONTROL} -d: {error}"
+        return f"{CONTROL} -d: {error}"
     text = " ".join(output.split())
-    return None if code == 0 else f"{_CONTROL} -d: exit code {code}: {text}"
+    return None if code == 0 else f"{CONTROL} -d: exit code {code}: {text}"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+CONTROL = "nvidia-cuda-mps-control"
+QUIT_DEFAULT = f"echo quit | {CONTROL}"
 # Names in /proc end after 15 bytes, so nvidia-cuda-mps-control and -server look alike.
 _NAME = "nvidia-cuda-mps"
 # Where a daemon and its clients meet when nobody names a folder.

@@ -70,7 +70,6 @@ def connect(fabric: "CudaFabric") -> "ProcessGroup":
         torch.cuda.synchronize()
     except RuntimeError as error:
         problem = str(error)
-    problems = [f"rank {r}: {text}" for r, text in enumerate(fabric.gather(problem)) if text]
-    if problems:
-        raise UnsupportedError(f"NCCL does not connect these ranks: {'; '.join(problems)}")
+    if problems := fabric.problems(problem):
+        raise UnsupportedError(f"NCCL does not connect these ranks: {problems}")
     return cast("ProcessGroup", group)

@@ -77,10 +77,9 @@ def deepep_tables(rows: Rows) -> list[Table]:
 
 def largest_cause(row: Record, deepep: Record, found: Comparison) -> Cause | None:
     """The phase that explains most of what ``found`` shows; None where none can be named."""
-    low, high = found.ratio.low, found.ratio.high
-    if low is None or high is None or low <= 1.0 <= high or clock_words.differ(found):
+    if not found.ratio.excludes_one or clock_words.differ(found):
         return None
-    slower = low > 1.0
+    slower = found.ratio.value > 1.0
     own, its = _phases(row), _phases(deepep)
     causes = [
         Cause(phase, mine[0] - other[0], mine[1] - other[2], mine[2] - other[1])

@@ -119,6 +119,16 @@ class Phased(Protocol):
         """Expert outputs back to their tokens' ranks, weighted and summed."""
 
 
+class InPhases(Phased):
+    """A system whose pass is its phases, one after the other."""
+
+    def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
+        """See System.run; what a phase only queues or waits for, its own docstring says."""
+        self.dispatch(x, topk_idx, topk_weights)
+        self.compute()
+        return self.combine()
+
+
 @runtime_checkable
 class Noted(Protocol):
     """A system that chose something the reader of its rows should know, once prepared."""

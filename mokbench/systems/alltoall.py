@@ -6,7 +6,7 @@ experts' outputs and sends one row back. Row counts go first, through the CPU.
 
 from typing import TYPE_CHECKING, ClassVar
 
-from mokbench.systems import Setup, expect_options, host_only, options_of
+from mokbench.systems import InPhases, Setup, expect_options, host_only, options_of
 from mokbench.systems.options import AlltoallOptions
 from mokbench.workload import Cell
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Alltoall:
+class Alltoall(InPhases):
     """Dispatch and combine by all_to_all_single over the worker's gloo group."""
 
     name: ClassVar[str] = "alltoall"
@@ -53,12 +53,6 @@ class Alltoall:
         self._ranks = setup.workload.ranks
         self._num_local = setup.num_local_experts
         self._first_expert = setup.rank * setup.num_local_experts
-
-    def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
-        """See System.run."""
-        self.dispatch(x, topk_idx, topk_weights)
-        self.compute()
-        return self.combine()
 
     def dispatch(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> None:
         """Counts, then rows, expert ids and weights, grouped by destination rank."""

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from mokbench.errors import UnsupportedError
-from mokbench.systems import Setup, expect_options, options_of
+from mokbench.systems import InPhases, Setup, expect_options, options_of
 from mokbench.systems.cuda_local import layer_bytes, require_fast_kernels, tile_reason
 from mokbench.systems.gpu_support import (
     grouped_mm_reason,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
-class Alltoall:
+class Alltoall(InPhases):
     """Dispatch and combine by all_to_all_single over an NCCL group of its own."""
 
     name: ClassVar[str] = "alltoall"
@@ -88,12 +88,6 @@ class Alltoall:
             _require_shared_gpu()
         self._limit = TorchGemmLimit(fabric)
         self._group = connect(fabric)
-
-    def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
-        """See System.run."""
-        self.dispatch(x, topk_idx, topk_weights)
-        self.compute()
-        return self.combine()
 
     def dispatch(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> None:
         """Counts, the wait for them, then rows with their expert ids and weights."""

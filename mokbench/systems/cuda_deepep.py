@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 from mokbench import deep_ep_package
 from mokbench.errors import UnsupportedError
-from mokbench.systems import Setup, expect_options, options_of
+from mokbench.systems import InPhases, Setup, expect_options, options_of
 from mokbench.systems.deepep_support import (
     INSTALL,
     cell_reason,
@@ -22,6 +22,7 @@ from mokbench.systems.deepep_support import (
     token_capacity,
 )
 from mokbench.systems.gemm_choice import expanded_bytes
+from mokbench.systems.gpu_support import require_share
 from mokbench.systems.options import DeepepOptions
 from mokbench.workload import Cell
 
@@ -63,7 +64,7 @@ class Exchange(Protocol):
         """Free everything; collective."""
 
 
-class Deepep:
+class Deepep(InPhases):
     """DeepEP around grouped GEMMs, through ElasticBuffer or the legacy Buffer."""
 
     name: ClassVar[str] = "deepep"
@@ -99,11 +100,8 @@ class Deepep:
         options = expect_options(setup.options, DeepepOptions)
         api = chosen_api(options, deep_ep_package.find())
         asked, share = options.num_sms, setup.fabric.num_sms
-        if isinstance(asked, int) and asked > share:
-            raise UnsupportedError(
-                f"num_sms {asked} is more than this rank's share of its GPU, {share} SMs; "
-                f"use at most {share}, auto or best"
-            )
+        if isinstance(asked, int):
+            require_share(asked, share, ", auto or best")
         deep_ep = _import(setup.fabric, api)
         self._options, self._version = options, str(getattr(deep_ep, "__version__", "unknown"))
         self._exchange = _agreed(
@@ -130,12 +128,6 @@ class Deepep:
         """Version, what was made, and with how many SMs it runs."""
         exchange = self._prepared
         return (f"deep_ep {self._version}, num_sms {exchange.num_sms}", *exchange.notes)
-
-    def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
-        """See System.run; topk_idx is int64."""
-        self.dispatch(x, topk_idx, topk_weights)
-        self.compute()
-        return self.combine()
 
     def dispatch(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> None:
         """Rows to their experts."""
@@ -192,9 +184,8 @@ def _agreed(fabric: "CudaFabric", what: str, make: Callable[[], Made]) -> Made:
         raise
     except (RuntimeError, AssertionError) as error:
         problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    problems = [f"rank {r}: {text}" for r, text in enumerate(fabric.gather(problem)) if text]
-    if problems:
-        raise UnsupportedError(f"DeepEP {what}: {'; '.join(problems)}")
+    if problems := fabric.problems(problem):
+        raise UnsupportedError(f"DeepEP {what}: {problems}")
     return cast(Made, made)
 
 

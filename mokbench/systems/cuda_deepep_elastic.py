@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mokbench.systems import Setup
+from mokbench.systems.deepep_buffer import BufferExchange
 from mokbench.systems.deepep_support import token_capacity
 from mokbench.systems.expanded_experts import ExpandedExperts
 from mokbench.systems.expanded_rows import ExpandedRows
@@ -20,10 +21,8 @@ from mokbench.systems.options import DeepepOptions
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_SM_COUNTS = (8, 16, 24, 32, 64)
 
-
-class ElasticExchange:
+class ElasticExchange(BufferExchange):
     """One rank's buffer and passes; collective. Without CPU sync every call only queues work.
 
     ``group`` is an NCCL group that has connected. The buffer has the size that DeepEP itself asks
@@ -64,12 +63,6 @@ class ElasticExchange:
         # Its advice knows nothing of ranks that share a GPU.
         advice = int(self._buffer.get_theoretical_num_sms(model.experts, model.top_k))
         self.num_sms = self.advised_sms = min(advice, self._share)
-
-    @property
-    def candidates(self) -> Sequence[int]:
-        """SM counts worth trying: some that fit this rank's share, and DeepEP's own advice."""
-        fitting = {count for count in _SM_COUNTS if count <= self._share}
-        return sorted(fitting | {self.advised_sms})
 
     @property
     def notes(self) -> Sequence[str]:
@@ -114,9 +107,3 @@ class ElasticExchange:
         # Later work of this stream may have the memory.
         self._received = self._weights = self._handle = self._y_rows = None
         return y  # type: ignore[no-any-return]
-
-    def close(self) -> None:
-        """Free the buffer; collective."""
-        self._experts.close()
-        torch.cuda.synchronize()
-        self._buffer.destroy()

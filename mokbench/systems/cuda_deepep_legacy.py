@@ -13,16 +13,16 @@ from torch import Tensor
 
 from mokbench.systems import Setup
 from mokbench.systems import grouped_experts as parts
+from mokbench.systems.deepep_buffer import BufferExchange
 from mokbench.systems.deepep_support import token_capacity
 from mokbench.systems.expanded_experts import ExpandedExperts
 from mokbench.systems.expanded_rows import ExpandedRows
 from mokbench.systems.options import DeepepOptions
 
-_EVEN_SMS = (8, 16, 24, 32, 64)
 _ADVISED_SMS = 20  # Buffer's own default
 
 
-class NormalExchange:
+class NormalExchange(BufferExchange):
     """Buffer's normal mode over the memory of this node's GPUs; a token goes once to a rank."""
 
     def __init__(self, deep_ep: Any, setup: Setup, options: DeepepOptions) -> None:
@@ -45,12 +45,6 @@ class NormalExchange:
         self._experts = ExpandedExperts(setup, options, self._most_rows, self._rows, weighted=False)
         self._gather = parts.compiled(parts.gather_rows)
         self._sum = parts.compiled(parts.sum_slots)
-
-    @property
-    def candidates(self) -> Sequence[int]:
-        """Even SM counts that fit this rank's share."""
-        fitting = {count for count in _EVEN_SMS if count <= self._share}
-        return sorted(fitting | {self.advised_sms})
 
     @property
     def notes(self) -> Sequence[str]:
@@ -97,14 +91,8 @@ class NormalExchange:
         y, _, _ = self._buffer.combine(self._y, self._handle)
         return y  # type: ignore[no-any-return]
 
-    def close(self) -> None:
-        """Free the buffer; collective."""
-        self._experts.close()
-        torch.cuda.synchronize()
-        self._buffer.destroy()
 
-
-class LowLatencyExchange:
+class LowLatencyExchange(BufferExchange):
     """Buffer's low-latency mode: a slot for every (expert, source, token), weighted combine."""
 
     num_sms = advised_sms = 0
@@ -162,12 +150,6 @@ class LowLatencyExchange:
             self._y, self._topk_idx, self._topk_weights, self._handle
         )
         return y  # type: ignore[no-any-return]
-
-    def close(self) -> None:
-        """Free the buffer; collective."""
-        self._experts.close()
-        torch.cuda.synchronize()
-        self._buffer.destroy()
 
 
 def compact_rows(padded: Tensor, counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from mokbench.errors import UnsupportedError
-from mokbench.systems import Setup, expect_options, options_of
+from mokbench.systems import InPhases, Setup, expect_options, options_of
 from mokbench.systems.gemm_choice import choose, expert_gemm_bytes, gemm_reason
+from mokbench.systems.gpu_support import require_share
 from mokbench.systems.options import PushOptions
 from mokbench.systems.torch_gemms import TorchGemmLimit
 from mokbench.workload import Cell, Dtype, Model
@@ -89,7 +89,7 @@ class PushShape:
         )
 
 
-class Push:
+class Push(InPhases):
     """The push kernels around grouped GEMMs; every pass only queues work."""
 
     name: ClassVar[str] = "push"
@@ -131,13 +131,9 @@ class Push:
 
         options = expect_options(setup.options, PushOptions)
         asked, share = options.num_sms, setup.fabric.num_sms
-        if asked != "auto" and asked > share:
-            raise UnsupportedError(
-                f"num_sms {asked} is more than this rank's share of its GPU, {share} SMs; "
-                f"use at most {share}, or auto"
-            )
-        shape = PushShape(setup.workload.model, setup.workload.ranks, max(1, setup.max_tokens))
         num_sms = share if asked == "auto" else asked
+        require_share(num_sms, share, ", or auto")
+        shape = PushShape(setup.workload.model, setup.workload.ranks, max(1, setup.max_tokens))
         weights = setup.w13, setup.w2
         choice = None if options.gemm == "torch" else choose(setup.workload, options, share)
         if choice is None:
@@ -148,12 +144,6 @@ class Push:
     def notes(self) -> Sequence[str]:
         """How the tiles of our grouped GEMM were chosen."""
         return self._prepared.gemm_notes
-
-    def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
-        """See System.run; only queues, so a fault shows in ``check``."""
-        self.dispatch(x, topk_idx, topk_weights)
-        self.compute()
-        return self.combine()
 
     def dispatch(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> None:
         """Plan and send; over when every rank's rows are here."""

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mokbench import machine
+from mokbench.errors import UnsupportedError
 from mokbench.gpus import ranks_a_gpu, visible_gpus
 from mokbench.workload import Cell, Dtype
 
@@ -74,6 +75,15 @@ def nccl_version() -> tuple[int, ...] | None:
     """(major, minor, patch) of the NCCL package that torch loads, None where there is none."""
     found = next((text for text in map(machine.version, _NCCL_PACKAGES) if text), None)
     return tuple(map(int, re.findall(r"\d+", found)[:3])) if found else None
+
+
+def require_share(num_sms: int, share: int, instead: str) -> None:
+    """UnsupportedError where a rank asks for more SMs than its GPU has for it."""
+    if num_sms > share:
+        raise UnsupportedError(
+            f"num_sms {num_sms} is more than this rank's share of its GPU, {share} SMs; "
+            f"use at most {share}{instead}"
+        )
 
 
 def shared_gpu_reason(found: tuple[int, ...] | None) -> str | None:

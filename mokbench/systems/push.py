@@ -7,7 +7,7 @@ who moves tokens when. On the host fabric this is the twin of kernels/protocol.h
 from typing import TYPE_CHECKING, ClassVar
 
 from mokbench import twin
-from mokbench.systems import Setup, expect_options, options_of
+from mokbench.systems import InPhases, Setup, expect_options, options_of
 from mokbench.systems.gemm_choice import host_gemm_reason
 from mokbench.systems.options import PushOptions
 from mokbench.systems.twin_system import TwinSystem, twin_config
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from mokbench._twin import TwinConfig
 
 
-class Push(TwinSystem["twin.PushRank"]):
-    """The push protocol on the host twin."""
+class Push(InPhases, TwinSystem["twin.PushRank"]):
+    """The push protocol on the host twin; a pass raises the twin's Fault when a wait expires."""
 
     name: ClassVar[str] = "push"
     traffic: ClassVar[str | None] = "per_rank"
@@ -57,12 +57,6 @@ class Push(TwinSystem["twin.PushRank"]):
         self._start(
             setup, config, twin.PushRank, x_rows=capacity, hidden_rows=block_m, y_rows=capacity
         )
-
-    def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
-        """See System.run; raises the twin's Fault when a wait expires."""
-        self.dispatch(x, topk_idx, topk_weights)
-        self.compute()
-        return self.combine()
 
     def dispatch(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> None:
         """Push rows, counts and flags; returns when every peer's rows are here."""

@@ -49,6 +49,31 @@ def run_ranks(
     return [answers.get(rank, "no answer") for rank in range(ranks)]
 
 
+def follows(
+    graph: torch.cuda.CUDAGraph,
+    y: torch.Tensor,
+    here: tuple[torch.Tensor, ...],
+    passes: list[tuple[tuple[torch.Tensor, ...] | None, torch.Tensor]],
+    settle: Callable[[], object],
+    same: Callable[[torch.Tensor, torch.Tensor], bool],
+) -> list[bool]:
+    """Whether each of three replays gives what an eager pass gave, for every (inputs, output).
+
+    ``here`` are the inputs and ``y`` the output that the graph was captured with; no inputs: those
+    that lie there.
+    """
+    answers = []
+    for inputs, expected in passes:
+        for tensor, value in zip(here, inputs or here, strict=True):
+            tensor.copy_(value)
+        for _ in range(3):
+            y.fill_(float("nan"))
+            graph.replay()
+            settle()
+            answers.append(same(y, expected))
+    return answers
+
+
 def _answers(queue, ranks: int, timeout_s: float) -> dict[int, Any]:
     deadline = time.monotonic() + timeout_s
     answers: dict[int, Any] = {}
