@@ -32,7 +32,7 @@ def _opcodes(names: str) -> frozenset[str]:
 
 # Neither change a general register nor reach memory that ranks share.
 _SILENT = _opcodes(
-    "BAR BRA BREAK BSSY BSYNC CALL CCTL CGAERRBAR DEPBAR ELECT ENDCOLLECTIVE ERRBAR EXIT FCHK "
+    "BAR BRA BREAK BRX BSSY BSYNC CALL CCTL CGAERRBAR DEPBAR ELECT ENDCOLLECTIVE ERRBAR EXIT FCHK "
     "FENCE FSETP HGMMA ISETP MEMBAR NANOSLEEP NOP PLOP3 R2P RET STS STSM SYNCS UISETP UPLOP3 "
     "USETMAXREG "
     # Bulk copies: their tensor maps are of this rank's own memory.
@@ -41,7 +41,7 @@ _SILENT = _opcodes(
 # Results that are no addresses: data, indices of threads, time.
 _DATA = _opcodes(
     "ATOMS B2R BREV CS2R F2F F2FP F2I FADD FFMA FLO FMUL I2F I2FP LDS MATCH MUFU P2R POPC REDUX "
-    "S2R S2UR SHFL UFLO VOTE VOTEU FMNMX HADD2"
+    "S2R S2UR SHFL UFLO VOTE VOTEU FMNMX FSEL HADD2"
 )
 # Results that come from the operands.
 _ALU = _opcodes(
@@ -181,6 +181,10 @@ def _followers(
         always = instruction.opcode == "BRA" and not instruction.guard
         target = labels[_target(instruction)]
         return [target] if always and len(instruction.operands) == 1 else [target, *following]
+    if instruction.name == "BRX":
+        targets = re.findall(r"[.$][\w.$]+", instruction.text.partition("BRANCH_TARGETS")[2])
+        assert targets, f"no labels: {instruction.text}"
+        return [*(labels[label] for label in targets), *(following if instruction.guard else [])]
     if instruction.name == "CALL":
         return [labels[_target(instruction)]]
     if instruction.name == "RET":

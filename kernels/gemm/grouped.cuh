@@ -157,7 +157,8 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   const Shared shared{ptx::cvta_to_shared(memory)};
   GemmWork* work_slots = reinterpret_cast<GemmWork*>(memory + Shared::kLayout.work);
   u32* tile_ends = reinterpret_cast<u32*>(memory + Shared::kLayout.tile_ends);
-  const u32 group = threadIdx.x / kGroupThreads;
+  // From a lane's register, so that the compiler knows a warp to be of one role.
+  const u32 group = __shfl_sync(~0u, threadIdx.x / kGroupThreads, 0);
   const u32 warp = threadIdx.x / 32;
   // Each role waits for the others in its own code, so that the code is there by then.
   if (group == 0) {

@@ -83,9 +83,9 @@ struct GemmConsumer {
   const u32 group;  // 0 or 1
   RingPlace<c.stages> place;
   RingPlace<kWorkSlots> work_place;
-  Work work;            // being multiplied
-  Pending pending;      // done; its halves are in shared memory and in packed
-  bool narrow = false;  // the tile being multiplied
+  Work work;        // being multiplied
+  Pending pending;  // done; its halves are in shared memory and in packed
+  u32 saved = 0;    // bytes of weights in a k-block that the tile being multiplied lacks, if narrow
   u32 packed[kPacked];
 
   __device__ __forceinline__ GemmConsumer(GemmShared<c> shared, const Work* work_slots,
@@ -164,7 +164,7 @@ struct GemmConsumer {
   __device__ __forceinline__ void run_tiles() {
     constexpr u32 kRows = kUnits * kRowUnit;
     float sums[kRows];
-    narrow = work.narrow != 0;
+    saved = work.narrow * kHalfBytes;
     begin_block();
     multiply<kRows, 0>(sums, false);
     multiply<kRows, 1>(sums, false);
@@ -188,7 +188,7 @@ struct GemmConsumer {
       round_first<kRows>(sums);
       ptx::wgmma_wait_group<0>();
       if (!goes_on) break;
-      narrow = work.narrow != 0;
+      saved = work.narrow * kHalfBytes;
       multiply<kRows, 0>(sums, false);
       release_previous();
       round_second<kRows>(sums);
@@ -200,13 +200,14 @@ struct GemmConsumer {
   }
 
   __device__ __forceinline__ void set_pending(u32 half_rows) {
-    pending = {work.row, work.num_rows, work.column, narrow ? half_rows : 0, Output::tag_of(work)};
+    pending = {work.row, work.num_rows, work.column, saved > 0 ? half_rows : 0,
+               Output::tag_of(work)};
   }
 
   // Some k-blocks of a tile. Nothing is overlapped: there are a few at the end of a launch only.
   __device__ __forceinline__ void run_part() {
     float sums[c.tile_rows];
-    narrow = work.narrow != 0;
+    saved = work.narrow * kHalfBytes;
     begin_block();
     multiply<c.tile_rows, 0>(sums, false);
     multiply<c.tile_rows, 1>(sums, false);
@@ -292,11 +293,14 @@ struct GemmConsumer {
   // One group of wgmmas: a half of the current k-block.
   template <u32 kRows, u32 kHalf>
   __device__ __forceinline__ void multiply(float (&sums)[kRows], bool add) {
-    const u64 a =
-        ptx::matrix_descriptor(shared.weights(place.slot) + group * kGroupCols * kLineBytes +
-                               (kHalf > 0 && !narrow ? kHalfBytes : 0));
-    const u64 b = ptx::matrix_descriptor(shared.rows(place.slot, narrow) +
-                                         (kHalf > 0 && narrow ? kRows * kLineBytes : 0));
+    const u32 weights = shared.weights(place.slot);
+    const u64 a = ptx::matrix_descriptor(weights + group * kGroupCols * kLineBytes +
+                                         (kHalf > 0 ? kHalfBytes - saved : 0));
+    // A narrow tile's second half has the rows behind the first's.
+    constexpr u32 kRowBytes = kRows * kLineBytes;
+    const u64 b = ptx::matrix_descriptor(
+        weights + 2 * kHalfBytes - saved +
+        (kHalf > 0 ? saved / (kHalfBytes / kRowUnit) * (kRowBytes / kRowUnit) : 0));
     ptx::wgmma_fence();
 #pragma unroll
     for (u32 k = 0; k < kBlockK / 16; ++k) {
@@ -345,11 +349,16 @@ struct GemmConsumer {
     constexpr u32 kFirst = kHalf * kCount;
     ptx::pin_sums(sums, kFirst, kCount);
     if constexpr (c.row_weights) weigh<kHalf, kCount>(sums);
+    // The last row's neighbour may be anything; it must not round the last row another way.
+    u32 rows = 0;
+    if constexpr (kSwiglu) {
+      rows = pending.num_rows - (kHalf > 0 ? pending.second_row : 0) - ptx::tid_x() % 4 * 2;
+    }
 #pragma unroll
     for (u32 i = 0; i < kCount; i += 4) {
       const float* s = sums + kFirst + i;
       if constexpr (kSwiglu) {
-        to[i / 4] = swiglu_bf16x2(s[0], s[1], s[2], s[3]);
+        to[i / 4] = swiglu_bf16x2(s[0], i * 2 + 1 == rows ? 0.f : s[1], s[2], s[3]);
       } else {
         to[i / 2] = ptx::cvt_rn_bf16x2(s[0], s[1]);
         to[i / 2 + 1] = ptx::cvt_rn_bf16x2(s[2], s[3]);

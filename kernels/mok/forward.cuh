@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kMokThreads, 1)
   if (!build_schedule(pass, sort)) return;
   if (threadIdx.x == 0) pass.stamp(kScheduled);
   begin_roles(pass, shared, own);
-  const u32 group = threadIdx.x / kGroupThreads;
+  const u32 group = __shfl_sync(~0u, threadIdx.x / kGroupThreads, 0);  // see grouped_gemm
   const u32 warp = threadIdx.x / 32;
   if (group == 0) {
     ptx::setmaxnreg_dec<kProducerRegisters>();

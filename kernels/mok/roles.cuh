@@ -151,7 +151,7 @@ struct MokLoader {
 
 // Few enough loads in flight for the registers of these warps.
 template <MokConfig c>
-using PullBatch = RowBatch<c.layer.hidden / kVecElements, c.stamps ? 4 : 5>;
+using PullBatch = RowBatch<c.layer.hidden / kVecElements, 4>;
 
 // A warp that pulls rows in the order in which GEMM 1 will want them, kPullRows at a time, in turn
 // with all others of the rank.
@@ -162,11 +162,10 @@ __device__ __forceinline__ void pull_rows(const MokPass<c>& pass, MokShared* own
   const MokOrder order = pass.order();
   const u32 lane = threadIdx.x % 32;
   const MokWalk walk = pass.walk(order, own);
-  const u32 num_parts = walk.all_tiles() * kParts;
   u32 group = 0;
-  for (u32 part = warp * gridDim.x + blockIdx.x; part < num_parts;
-       part += c.pull_warps * gridDim.x) {
+  for (u32 part = warp * gridDim.x + blockIdx.x;; part += c.pull_warps * gridDim.x) {
     const u32 tile = part / kParts;
+    if (tile >= walk.all_tiles()) return;
     while (tile >= walk.tile_ends[group]) ++group;
     const MokRows rows = rows_of_tile(order, a.groups[group], tile - walk.tiles_before(group));
     const u32 first = part % kParts * kPullRows;

@@ -96,6 +96,17 @@ def num_sms_of_gpu():
     return torch.cuda.get_device_properties(0).multi_processor_count
 
 
+@pytest.mark.parametrize("behind", [0.0, 1.0, 30.0, float("nan")])
+def test_what_lies_behind_an_experts_last_row_does_not_round_it(behind):
+    for config in (config for config in configs() if config.swiglu and not config.row_weights):
+        x, weights, ends, row_weights = make([301, 77, 301], 512, 192, seed=3)
+        _, expected = run(config, x, weights, ends, row_weights, num_sms_of_gpu())
+        x[301:] *= behind
+        x[679:] = behind
+        _, out = run(config, x, weights, ends, row_weights, num_sms_of_gpu())
+        assert torch.equal(out[:301], expected[:301]), config
+
+
 @pytest.mark.parametrize(
     "config", configs(), ids=lambda c: f"{c.tile_rows}{c.swiglu:d}{c.row_weights:d}"
 )

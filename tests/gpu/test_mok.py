@@ -87,6 +87,9 @@ def check_all(fabric):
         mok, layer, here = prepared(fabric, work, options)
         first = mok.run(*here).clone()
         mok.check()
+        # What earlier passes left behind a tile's last row must not round that row another way.
+        for ring in (mok.workspace._x_ring, mok.workspace._hidden_ring):
+            ring.fill_(float("nan"))
         mok.run(*here).fill_(float("nan"))
         again = mok.run(*here)
         mok.check()
