@@ -290,15 +290,10 @@ __device__ __forceinline__ void cvt_f32_e4m3x2(float& low, float& high, u16 pack
       : "h"(packed));
 }
 
-// One instruction each: CUDA's functions add range checks.
+// One instruction: CUDA's function adds range checks.
 __device__ __forceinline__ float ex2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ float rcp_approx(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 

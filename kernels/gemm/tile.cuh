@@ -11,15 +11,26 @@
 
 namespace mokbench {
 
-// silu(gate) * up of two rows with one reciprocal: the clamp keeps the product of both
-// denominators finite, and changes silu below -40 only, where it is less than 1e-16. (One
-// reciprocal for four rows saves an eighth of the slow instructions, and spills.)
-__device__ __forceinline__ u32 swiglu_bf16x2(float gate0, float gate1, float up0, float up1) {
+// 1 / a for a from 1 to 2^61, to 3e-6, by the pipes for sums and products: the unit for reciprocals
+// is SwiGLU's bottleneck. One reciprocal for two rows would be as fast, and would let a row's
+// neighbour round it. The first guess is right to 5 %, its correction (2.0013 is best) to 1.7e-3,
+// and the caller multiplies by the second one.
+struct Reciprocal {
+  float first;
+  float correction;
+
+  __device__ __forceinline__ explicit Reciprocal(float a) {
+    const float guess = __uint_as_float(0x7EF30000u - __float_as_uint(a));
+    first = guess * fmaf(-a, guess, 2.0013f);
+    correction = fmaf(-a, first, 2.f);
+  }
+};
+
+// silu(gate) * up. The clamp changes silu below -40 only, where it is less than 1e-16.
+__device__ __forceinline__ float swiglu(float gate, float up) {
   constexpr float kMinusLog2E = -1.4426950408889634f;
-  const float a = 1.f + ptx::ex2_approx(fminf(gate0 * kMinusLog2E, 60.f));
-  const float b = 1.f + ptx::ex2_approx(fminf(gate1 * kMinusLog2E, 60.f));
-  const float r = ptx::rcp_approx(a * b);
-  return ptx::cvt_rn_bf16x2(gate0 * up0 * (b * r), gate1 * up1 * (a * r));
+  const Reciprocal r(1.f + ptx::ex2_approx(fminf(gate * kMinusLog2E, 60.f)));
+  return gate * up * r.first * r.correction;
 }
 
 // A finished tile that is not yet stored. The tag is the output's own.
@@ -349,16 +360,11 @@ struct GemmConsumer {
     constexpr u32 kFirst = kHalf * kCount;
     ptx::pin_sums(sums, kFirst, kCount);
     if constexpr (c.row_weights) weigh<kHalf, kCount>(sums);
-    // The last row's neighbour may be anything; it must not round the last row another way.
-    u32 rows = 0;
-    if constexpr (kSwiglu) {
-      rows = pending.num_rows - (kHalf > 0 ? pending.second_row : 0) - ptx::tid_x() % 4 * 2;
-    }
 #pragma unroll
     for (u32 i = 0; i < kCount; i += 4) {
       const float* s = sums + kFirst + i;
       if constexpr (kSwiglu) {
-        to[i / 4] = swiglu_bf16x2(s[0], i * 2 + 1 == rows ? 0.f : s[1], s[2], s[3]);
+        to[i / 4] = ptx::cvt_rn_bf16x2(swiglu(s[0], s[2]), swiglu(s[1], s[3]));
       } else {
         to[i / 2] = ptx::cvt_rn_bf16x2(s[0], s[1]);
         to[i / 2 + 1] = ptx::cvt_rn_bf16x2(s[2], s[3]);
