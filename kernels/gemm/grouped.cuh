@@ -113,18 +113,19 @@ struct GemmLoader {
     while (true) {
       ptx::mbarrier_wait(shared.work_full(work_place.slot), work_place.parity);
       const GemmWork work = work_slots[work_place.slot];
-      ptx::mbarrier_arrive(shared.work_empty(work_place.slot));
-      work_place.advance();
       if (work.units == 0) return;
-      load(work);
+      load(work, shared.work_empty(work_place.slot));
+      work_place.advance();
     }
   }
 
   // All k-blocks of a tile. Rows and columns beyond the tensors' ends arrive as zeros, those of the
   // next expert as they are: neither is stored.
-  __device__ __forceinline__ void load(const GemmWork& work) {
+  __device__ __forceinline__ void load(const GemmWork& work, u32 work_empty) {
     const u32 weight_row = work.expert * n + work.column;
+    const u32 take_at = max(work.num_blocks, kTakeAhead) - kTakeAhead;
     for (u32 block = 0; block < work.num_blocks; ++block) {
+      if (block == take_at) ptx::mbarrier_arrive(work_empty);
       const u32 from = (work.first_block + block) * kBlockK;
       ptx::mbarrier_wait(shared.empty(place.slot), place.parity ^ 1);
       const u32 full = shared.full(place.slot);

@@ -26,6 +26,11 @@ constexpr u32 kMaxChunkRows = 64;
 constexpr u32 kChunkBytes = kMaxChunkRows * kGroupCols * 2;
 constexpr u32 kChunkBuffers = kStagingBuffers / kConsumers;
 
+// A CTA takes its next tile when this many k-blocks of the one before are not yet asked for: late,
+// because tiles that share operands are taken one after the other, and only if they also begin so
+// does the L2 still have what they share.
+constexpr u32 kTakeAhead = 6;
+
 constexpr u32 chunk_rows(const GemmConfig& c) { return min_of(kMaxChunkRows, c.tile_rows); }
 
 // Addresses in dynamic shared memory.

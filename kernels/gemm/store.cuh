@@ -90,23 +90,29 @@ struct GemmStorer {
       : shared(shared), work_slots(work_slots), output(output), group(group) {}
 
   __device__ __forceinline__ void run() {
-    while (true) {
-      ptx::mbarrier_wait(shared.work_full(work_place.slot), work_place.parity);
-      const Work work = work_slots[work_place.slot];
-      __syncwarp();
-      if (ptx::tid_x() % 32 == 0) ptx::mbarrier_arrive(shared.work_empty(work_place.slot));
-      work_place.advance();
-      if (work.units == 0) break;
-      if (Output::is_stored(work)) store(work);
-    }
+    Work work = take_work();
+    while (work.units > 0) work = Output::is_stored(work) ? store(work) : take_work();
     if (ptx::tid_x() % 32 == 0) ptx::cp_async_bulk_wait_all();
   }
 
  private:
-  __device__ __forceinline__ void store(const Work& work) {
+  __device__ __forceinline__ Work take_work() {
+    ptx::mbarrier_wait(shared.work_full(work_place.slot), work_place.parity);
+    const Work work = work_slots[work_place.slot];
+    __syncwarp();
+    if (ptx::tid_x() % 32 == 0) ptx::mbarrier_arrive(shared.work_empty(work_place.slot));
+    work_place.advance();
+    return work;
+  }
+
+  // Returns the next tile, taken as soon as this one's first chunk is there: the scheduler must not
+  // wait for stores.
+  __device__ __forceinline__ Work store(const Work& work) {
     const u32 half_rows = Output::is_part(work) ? c.tile_rows : run_units_of(work) * kRowUnit;
     const Chunks chunks{work.num_rows, work.column, work.narrow ? half_rows : 0, output.n(work)};
     const auto rows = output.rows_of(work);
+    Work next;
+    bool has_next = false;
 #pragma unroll 1
     for (u32 nth = 0; nth < 2 * Chunks::kChunks; ++nth) {
       const u32 num_rows = chunks.rows(nth, group);
@@ -114,6 +120,8 @@ struct GemmStorer {
       const u32 buffer = nth % kChunkBuffers;
       ptx::mbarrier_wait(shared.staged(group, buffer), laps >> buffer & 1);
       laps ^= 1u << buffer;
+      if (!has_next) next = take_work();
+      has_next = true;
       const u32 at = shared.staging(group, buffer);
       const u32 column = chunks.first_column(nth, group);
       output.send(work, rows, at, chunks.first_row(nth), num_rows, column);
@@ -121,6 +129,7 @@ struct GemmStorer {
       if (ptx::tid_x() % 32 == 0) ptx::mbarrier_arrive(shared.sent(group, buffer));
     }
     output.finish(work, group);
+    return has_next ? next : take_work();
   }
 };
 

@@ -94,8 +94,6 @@ struct MokLoader {
     while (true) {
       ptx::mbarrier_wait(shared.work_full(work_place.slot), work_place.parity);
       const MokWork work = own->work;
-      ptx::mbarrier_arrive(shared.work_empty(work_place.slot));
-      work_place.advance();
       if (work.units == 0) return;
       // After a fault the consumers still get their k-blocks, whatever is in them: nothing of this
       // pass is returned.
@@ -108,7 +106,8 @@ struct MokLoader {
       pass.stamp(work.tag.gemm() == 0 ? kGemm1Begun : kGemm2Begun, true);
       hints.set(kResolved, work.turn);
       ptx::fence_proxy_async_global();
-      load(work);
+      load(work, shared.work_empty(work_place.slot));
+      work_place.advance();
     }
   }
 
@@ -126,7 +125,7 @@ struct MokLoader {
 
   // All k-blocks of an item. Rows of the tile's slot behind its last are whatever lies there, and
   // so is what they become: nobody reads it.
-  __device__ __forceinline__ void load(const MokWork& work) {
+  __device__ __forceinline__ void load(const MokWork& work, u32 work_empty) {
     const bool second = work.tag.gemm() != 0;
     const u32 weight_row =
         work.expert * (second ? c.layer.hidden : 2 * c.layer.intermediate) + work.column;
@@ -136,7 +135,9 @@ struct MokLoader {
     const ptx::TensorMap& weights = operands.weights[1 - work.narrow];
     const ptx::TensorMap& rows = operands.rows[work.units - 1];
     const u32 bytes = (2 - work.narrow) * kHalfBytes + work.units * kRowUnit * kLineBytes;
+    const u32 take_at = max(k_blocks, kTakeAhead) - kTakeAhead;
     for (u32 block = 0; block < k_blocks; ++block) {
+      if (block == take_at) ptx::mbarrier_arrive(work_empty);
       ptx::mbarrier_wait(shared.empty(place.slot), place.parity ^ 1);
       const u32 full = shared.full(place.slot);
       ptx::mbarrier_arrive_expect_tx(full, bytes);
