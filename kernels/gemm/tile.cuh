@@ -27,7 +27,7 @@ struct Reciprocal {
 };
 
 // silu(gate) * up. The clamp changes silu below -40 only, where it is less than 1e-16.
-__device__ __forceinline__ float swiglu(float gate, float up) {
+__device__ __forceinline__ float swiglu_approx(float gate, float up) {
   constexpr float kMinusLog2E = -1.4426950408889634f;
   const Reciprocal r(1.f + ptx::ex2_approx(fminf(gate * kMinusLog2E, 60.f)));
   return gate * up * r.first * r.correction;
@@ -58,7 +58,8 @@ struct GemmConsumer {
   const GemmShared<c> shared;
   const Work* const work_slots;
   const Output& output;
-  const u32 group;  // 0 or 1
+  const u32 group;        // 0 or 1
+  const bool leads_warp;  // asked for once: the answer would hold up each k-block
   RingPlace<c.stages> place;
   RingPlace<kWorkSlots> work_place;
   Work work;  // being multiplied
@@ -75,7 +76,12 @@ struct GemmConsumer {
 
   __device__ __forceinline__ GemmConsumer(GemmShared<c> shared, const Work* work_slots,
                                           const Output& output, u32 group)
-      : shared(shared), work_slots(work_slots), output(output), group(group), work{} {}
+      : shared(shared),
+        work_slots(work_slots),
+        output(output),
+        group(group),
+        leads_warp(ptx::tid_x() % 32 == 0),
+        work{} {}
 
   __device__ __forceinline__ void run() {
     next_work();
@@ -97,7 +103,7 @@ struct GemmConsumer {
   __device__ __forceinline__ void next_work() {
     ptx::mbarrier_wait(shared.work_full(work_place.slot), work_place.parity);
     u32 words[kWorkWords];
-    if (ptx::tid_x() % 32 == 0) {
+    if (leads_warp) {
       const u32* slot = reinterpret_cast<const u32*>(work_slots + work_place.slot);
 #pragma unroll
       for (u32 i = 0; i < kWorkWords; ++i) words[i] = slot[i];
@@ -252,7 +258,7 @@ struct GemmConsumer {
   // The slot before the current one.
   __device__ __forceinline__ void release_previous() {
     const u32 slot = (place.slot == 0 ? c.stages : place.slot) - 1;
-    if (ptx::tid_x() % 32 == 0) ptx::mbarrier_arrive(shared.empty(slot));
+    if (leads_warp) ptx::mbarrier_arrive(shared.empty(slot));
   }
 
   // The next k-block; gives back the one before, which is done when this one is queued.
@@ -338,7 +344,7 @@ struct GemmConsumer {
     for (u32 i = 0; i < kCount; i += 4) {
       const float* s = sums + kFirst + i;
       if constexpr (kSwiglu) {
-        to[i / 4] = ptx::cvt_rn_bf16x2(swiglu(s[0], s[2]), swiglu(s[1], s[3]));
+        to[i / 4] = ptx::cvt_rn_bf16x2(swiglu_approx(s[0], s[2]), swiglu_approx(s[1], s[3]));
       } else {
         to[i / 2] = ptx::cvt_rn_bf16x2(s[0], s[1]);
         to[i / 2 + 1] = ptx::cvt_rn_bf16x2(s[2], s[3]);
@@ -381,7 +387,7 @@ struct GemmConsumer {
     stage_chunk<kSwiglu>(shared.staging(group, buffer), rounded, of_half);
     ptx::fence_proxy_async();
     __syncwarp();
-    if (ptx::tid_x() % 32 == 0) ptx::mbarrier_arrive(shared.staged(group, buffer));
+    if (leads_warp) ptx::mbarrier_arrive(shared.staged(group, buffer));
   }
 
   template <bool kSwiglu>
