@@ -19,7 +19,8 @@ TILE_ROWS = (32, 64, 128)
 MAX_SHARED_BYTES = 232_448
 _LINE_BYTES = 128
 _WORK_SLOTS, _WORK_BYTES, _COUNT_WORDS = 1, 32, 16
-_STAGING_BYTES = 4 * 64 * _LINE_BYTES
+_STAGING_BUFFERS = 4
+_STAGING_BYTES = _STAGING_BUFFERS * 64 * _LINE_BYTES
 _MAX_STAGES = 10
 # Handing over a tile's sums pays where a CTA's share of its k-blocks takes longer.
 _SPLIT_K_ROWS, _SPLIT_K_FROM = 128, 96 * BLOCK_K
@@ -88,7 +89,7 @@ class GemmConfig:
 
 def _shared_bytes(tile_rows: int, stages: int) -> int:
     barriers = stages * (2 * HALF_COLS + tile_rows) * _LINE_BYTES + _STAGING_BYTES
-    work = -(-(barriers + 8 * (2 * stages + 2 * _WORK_SLOTS)) // 16) * 16
+    work = barriers + 16 * (stages + _WORK_SLOTS + _STAGING_BUFFERS)
     return work + _WORK_SLOTS * _WORK_BYTES + 4 * (MAX_EXPERTS + _COUNT_WORDS)
 
 

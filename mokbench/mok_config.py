@@ -16,12 +16,12 @@ from mokbench.systems.options import MokOptions
 from mokbench.workload import Model, Workload
 
 SOURCE = "mok/forward.cuh"
-THREADS = 384  # kMokThreads
+THREADS = 512  # kMokThreads
 BLOCK_K = 64
 MAX_RANKS, MAX_TOP_K, MAX_LOCAL_EXPERTS = 128, 16, 1024
 MAX_RING_TILES, MAX_HIDDEN_RING_TILES = (1 << 15) - 1, (1 << 16) - 1
 MAX_ROUTES = 1 << 25  # kRouteBits
-PULL_WARPS = (1, 2)
+PULL_WARPS = (1, 2, 3, 4)
 GROUP_WORDS = 4  # MokGroup
 RINGS_WORDS = 4  # MokRings
 # MokStamp: what a CTA stamps in a pass, ns of the GPU's clock; "waited" is a sum of ns.

@@ -56,7 +56,7 @@ def mok_config(
     model = Model("layer", hidden, intermediate, experts, top_k)
     least = least_hidden_ring_tiles(model, 8, 132)
     tiles = GemmConfig(tile_rows, most_stages(tile_rows))
-    return MokConfig(model, ranks, 4096, tiles, 32, least + 16, 2, 132, stamps)
+    return MokConfig(model, ranks, 4096, tiles, 32, least + 16, 4, 132, stamps)
 
 
 # Mok at the published shapes, at every tile height, and with rows of 16-byte pieces that fill no

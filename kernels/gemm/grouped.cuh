@@ -7,12 +7,8 @@
 
 namespace mokbench {
 
-constexpr u32 kLoaderWarp = 0;
-constexpr u32 kSchedulerWarp = 1;
 // 1 and 2 are the consumers', a warpgroup each.
 constexpr u32 kStartBarrier = 3;
-// The other two warps of the producers' group have nothing to do and leave at once.
-constexpr u32 kStartThreads = kGemmThreads - 64;
 constexpr u32 kCountBarrier = 4;
 
 // Mirrored by GemmArgs of mokbench/grouped_gemm.py.
@@ -117,18 +113,19 @@ struct GemmLoader {
     while (true) {
       ptx::mbarrier_wait(shared.work_full(work_place.slot), work_place.parity);
       const GemmWork work = work_slots[work_place.slot];
-      ptx::mbarrier_arrive(shared.work_empty(work_place.slot));
-      work_place.advance();
       if (work.units == 0) return;
-      load(work);
+      load(work, shared.work_empty(work_place.slot));
+      work_place.advance();
     }
   }
 
   // All k-blocks of a tile. Rows and columns beyond the tensors' ends arrive as zeros, those of the
   // next expert as they are: neither is stored.
-  __device__ __forceinline__ void load(const GemmWork& work) {
+  __device__ __forceinline__ void load(const GemmWork& work, u32 work_empty) {
     const u32 weight_row = work.expert * n + work.column;
+    const u32 take_at = max(work.num_blocks, kTakeAhead) - kTakeAhead;
     for (u32 block = 0; block < work.num_blocks; ++block) {
+      if (block == take_at) ptx::mbarrier_arrive(work_empty);
       const u32 from = (work.first_block + block) * kBlockK;
       ptx::mbarrier_wait(shared.empty(place.slot), place.parity ^ 1);
       const u32 full = shared.full(place.slot);
@@ -160,28 +157,30 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   // From a lane's register, so that the compiler knows a warp to be of one role.
   const u32 group = __shfl_sync(~0u, threadIdx.x / kGroupThreads, 0);
   const u32 warp = threadIdx.x / 32;
+  const GemmOutput<c> output{maps.out,      a.out,   a.row_weights, a.n,
+                             a.k / kBlockK, a.parts, a.parts_there};
   // Each role waits for the others in its own code, so that the code is there by then.
   if (group == 0) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) shared.init_barriers();
     __syncwarp();
     if (warp == kLoaderWarp) {
-      ptx::barrier_sync(kStartBarrier, kStartThreads);
+      ptx::barrier_sync(kStartBarrier, kGemmThreads);
       if (threadIdx.x % 32 == 0) GemmLoader<c>{shared, work_slots, maps, a.n, {}, {}}.run();
     } else if (warp == kSchedulerWarp) {
-      ptx::barrier_sync(kStartBarrier, kStartThreads);
+      ptx::barrier_sync(kStartBarrier, kGemmThreads);
       if (threadIdx.x % 32 == 0) schedule_tiles<c>(shared, work_slots, a, tile_ends);
+    } else {
+      ptx::barrier_sync(kStartBarrier, kGemmThreads);
+      GemmStorer<c, GemmOutput<c>>(shared, work_slots, output, warp - kStorerWarp).run();
     }
   } else {
     constexpr u32 kMaps = sizeof(maps) / sizeof(ptx::TensorMap);
     const u32 map = threadIdx.x - kGroupThreads;
     if (map < kMaps) ptx::prefetch_tensormap(reinterpret_cast<const ptx::TensorMap*>(&maps)[map]);
     count_tiles<c>(a, tile_ends);
-    ptx::barrier_sync(kStartBarrier, kStartThreads);
+    ptx::barrier_sync(kStartBarrier, kGemmThreads);
     ptx::setmaxnreg_inc<kConsumerRegisters>();
-    const u32 columns = c.swiglu ? a.n / 2 : a.n;
-    const GemmOutput<c> output{maps.out,      a.out,   a.row_weights, columns,
-                               a.k / kBlockK, a.parts, a.parts_there};
     GemmConsumer<c, GemmOutput<c>>(shared, work_slots, output, group - 1).run();
   }
 }

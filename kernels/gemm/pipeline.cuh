@@ -8,7 +8,11 @@
 
 namespace mokbench {
 
-constexpr u32 kGemmThreads = 384;  // a producer and two consumer warpgroups
+// A warpgroup of producers and storers, and two of consumers.
+constexpr u32 kGemmThreads = 384;
+constexpr u32 kLoaderWarp = 0;
+constexpr u32 kSchedulerWarp = 1;
+constexpr u32 kStorerWarp = 2;  // of the first consumer warpgroup; the next one is the second's
 constexpr u32 kConsumers = 2;
 constexpr u32 kGroupThreads = 128;
 constexpr u32 kBlockK = 64;  // a row of 128 bytes, the swizzle's width
@@ -17,10 +21,15 @@ constexpr u32 kGroupCols = kHalfCols / kConsumers;
 constexpr u32 kProducerRegisters = 56;
 constexpr u32 kConsumerRegisters = 224;
 
-// What one store takes: rows of a warpgroup's columns, in one of two buffers.
+// What one store takes: rows of a warpgroup's columns, in one of its two buffers.
 constexpr u32 kMaxChunkRows = 64;
 constexpr u32 kChunkBytes = kMaxChunkRows * kGroupCols * 2;
-constexpr u32 kChunkBuffers = 2;
+constexpr u32 kChunkBuffers = kStagingBuffers / kConsumers;
+
+// A CTA takes its next tile when this many k-blocks of the one before are not yet asked for: late,
+// because tiles that share operands are taken one after the other, and only if they also begin so
+// does the L2 still have what they share.
+constexpr u32 kTakeAhead = 6;
 
 constexpr u32 chunk_rows(const GemmConfig& c) { return min_of(kMaxChunkRows, c.tile_rows); }
 
@@ -29,7 +38,7 @@ template <GemmConfig c>
 struct GemmShared {
   static constexpr GemmLayout kLayout = gemm_layout(c);
   static_assert(c.tile_rows == 32 || c.tile_rows == 64 || c.tile_rows == 128);
-  static_assert(kConsumers * kChunkBuffers * kChunkBytes == kStagingBytes);
+  static_assert(kStagingBuffers * kChunkBytes == kStagingBytes);
   static_assert(kLayout.bytes <= 232448, "more shared memory than an SM of sm_90 gives a CTA");
 
   u32 base;
@@ -45,6 +54,17 @@ struct GemmShared {
   __device__ __forceinline__ u32 work_full(u32 slot) const { return full(2 * c.stages + slot); }
   __device__ __forceinline__ u32 work_empty(u32 slot) const { return work_full(kWorkSlots + slot); }
 
+  // A warpgroup's buffer of a chunk, that it is filled, and that it is sent.
+  __device__ __forceinline__ u32 staging(u32 group, u32 buffer) const {
+    return base + kLayout.staging + (group * kChunkBuffers + buffer) * kChunkBytes;
+  }
+  __device__ __forceinline__ u32 staged(u32 group, u32 buffer) const {
+    return work_empty(kWorkSlots + group * kChunkBuffers + buffer);
+  }
+  __device__ __forceinline__ u32 sent(u32 group, u32 buffer) const {
+    return staged(kConsumers + group, buffer);
+  }
+
   // One thread; the others wait at a barrier behind it.
   __device__ __forceinline__ void init_barriers() const {
     constexpr u32 kConsumerWarps = kConsumers * kGroupThreads / 32;
@@ -56,7 +76,11 @@ struct GemmShared {
     }
     for (u32 slot = 0; slot < kWorkSlots; ++slot) {
       ptx::mbarrier_init(work_full(slot), 1);
-      ptx::mbarrier_init(work_empty(slot), kConsumerWarps + kLoaders);
+      ptx::mbarrier_init(work_empty(slot), kConsumerWarps + kLoaders + kConsumers);
+    }
+    for (u32 i = 0; i < kStagingBuffers; ++i) {
+      ptx::mbarrier_init(staged(0, i), kGroupThreads / 32);
+      ptx::mbarrier_init(sent(0, i), 1);
     }
     ptx::fence_mbarrier_init();
   }

@@ -260,7 +260,8 @@ struct TileWalk {
 constexpr u32 kWorkSlots = 1;
 constexpr u32 kLineBytes = 128;  // a row of a k-block, the swizzle's width
 constexpr u32 kHalfBytes = kHalfCols * kLineBytes;
-constexpr u32 kStagingBytes = 4 * 64 * kLineBytes;
+constexpr u32 kStagingBuffers = 4;
+constexpr u32 kStagingBytes = kStagingBuffers * 64 * kLineBytes;
 constexpr u32 kCountWords = 16;
 constexpr u32 kPartBytes = 2 * kHalfCols * 128 * 4;  // sums of a part
 
@@ -278,7 +279,7 @@ constexpr GemmLayout gemm_layout(const GemmConfig& c) {
   l.stage_bytes = (2 * kHalfCols + c.tile_rows) * kLineBytes;
   l.staging = c.stages * l.stage_bytes;
   l.barriers = l.staging + kStagingBytes;
-  l.work = ceil_div(l.barriers + 8 * (2 * c.stages + 2 * kWorkSlots), 16) * 16;
+  l.work = l.barriers + 16 * (c.stages + kWorkSlots + kStagingBuffers);
   l.tile_ends = l.work + kWorkSlots * static_cast<u32>(sizeof(GemmWork));
   l.bytes = l.tile_ends + 4 * (kMaxGemmExperts + kCountWords);
   return l;

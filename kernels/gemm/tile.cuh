@@ -6,7 +6,7 @@
 // and half, and any multiple of 16 rows, so that an expert's last rows cost what they are.
 #pragma once
 
-#include "gemm/pipeline.cuh"
+#include "gemm/store.cuh"
 #include "ptx_wgmma.cuh"
 
 namespace mokbench {
@@ -27,44 +27,11 @@ struct Reciprocal {
 };
 
 // silu(gate) * up. The clamp changes silu below -40 only, where it is less than 1e-16.
-__device__ __forceinline__ float swiglu(float gate, float up) {
+__device__ __forceinline__ float swiglu_approx(float gate, float up) {
   constexpr float kMinusLog2E = -1.4426950408889634f;
   const Reciprocal r(1.f + ptx::ex2_approx(fminf(gate * kMinusLog2E, 60.f)));
   return gate * up * r.first * r.correction;
 }
-
-// A finished tile that is not yet stored. The tag is the output's own.
-template <class Tag>
-struct PendingStores {
-  u32 row;
-  u32 num_rows;
-  u32 column;
-  u32 second_row;  // where the second half begins in the rows; 0 if it has the same rows
-  Tag tag;
-};
-
-// A warpgroup's columns of a chunk of rows, in shared memory.
-template <bool kSwiglu>
-struct StagedChunk {
-  static constexpr u32 kColumns = kSwiglu ? kGroupCols / 2 : kGroupCols;
-  static constexpr u32 kPieces = kColumns * 2 / 16;  // of a row, 16 bytes each
-
-  u32 at;
-
-  // Swizzled as the bulk copy expects it.
-  static __device__ __forceinline__ u32 piece_at(u32 row, u32 piece) {
-    if constexpr (kSwiglu) return row * 64 + ((piece ^ (row >> 1 & 3)) << 4);
-    return row * 128 + ((piece ^ (row & 7)) << 4);
-  }
-  // The warpgroup calls visit(row, piece, its 16 bytes).
-  template <class Visit>
-  __device__ __forceinline__ void for_pieces(u32 thread, u32 num_rows, Visit visit) const {
-#pragma unroll 1
-    for (u32 i = thread % kGroupThreads; i < num_rows * kPieces; i += kGroupThreads) {
-      visit(i / kPieces, i % kPieces, ptx::ld_shared_v4(at + piece_at(i / kPieces, i % kPieces)));
-    }
-  }
-};
 
 template <bool kValue>
 struct Flag {
@@ -72,42 +39,55 @@ struct Flag {
 };
 
 // One consumer warpgroup. A tile's sums are made in two halves. While the tensor cores finish the
-// second, the first is rounded into shared memory; while they begin the next tile's first, the
-// second is rounded; and all of it is sent during that tile's next k-blocks. Code is kept short and
-// in one place: what a tile runs through must stay in the SM's instruction cache.
+// second, the first is rounded into shared memory, from where its storer sends it; while they begin
+// the next tile's first, the second is rounded into registers, which follow during that tile's next
+// k-blocks. Code is kept short and in one place: what a tile runs through must stay in the SM's
+// instruction cache.
 //
-// Output says where chunks go and what follows a tile; GemmOutput is the plain one.
+// Output says which tiles there are and where they go; GemmOutput is the plain one.
 template <GemmConfig c, class Output>
 struct GemmConsumer {
   using Work = typename Output::Work;
-  using Pending = PendingStores<typename Output::Tag>;
   static constexpr u32 kMaxUnits = c.tile_rows / kRowUnit;
   static constexpr u32 kHalfSums = c.tile_rows / 2;
   static constexpr u32 kPacked = Output::kPlain ? kHalfSums / 2 : kHalfSums / 4;
   static constexpr u32 kWorkWords = Output::kWorkWords;
   static constexpr u32 kChunkRows = chunk_rows(c);
-  static constexpr u32 kChunks = c.tile_rows / kChunkRows;  // of a half
+  static constexpr u32 kChunks = TileChunks<c>::kChunks;
 
   const GemmShared<c> shared;
   const Work* const work_slots;
   const Output& output;
-  const u32 group;  // 0 or 1
+  const u32 group;        // 0 or 1
+  const bool leads_warp;  // asked for once: the answer would hold up each k-block
   RingPlace<c.stages> place;
   RingPlace<kWorkSlots> work_place;
-  Work work;        // being multiplied
-  Pending pending;  // done; its halves are in shared memory and in packed
-  u32 saved = 0;    // bytes of weights in a k-block that the tile being multiplied lacks, if narrow
+  Work work;  // being multiplied
+  // Of the tile that is done: the chunks that are not yet staged, see TileChunks; those of its
+  // second half are in packed.
+  u32 chunks = 0;
+  bool is_swiglu = false;
+  u32 row = 0;
+  u32 num_rows = 0;
+  u32 second_row = 0;
+  u32 laps = 0;   // parity of each buffer's use
+  u32 saved = 0;  // bytes of weights in a k-block that the tile being multiplied lacks, if narrow
   u32 packed[kPacked];
 
   __device__ __forceinline__ GemmConsumer(GemmShared<c> shared, const Work* work_slots,
                                           const Output& output, u32 group)
-      : shared(shared), work_slots(work_slots), output(output), group(group), work{}, pending{} {}
+      : shared(shared),
+        work_slots(work_slots),
+        output(output),
+        group(group),
+        leads_warp(ptx::tid_x() % 32 == 0),
+        work{} {}
 
   __device__ __forceinline__ void run() {
     next_work();
     while (true) {
-      if (work.units == 0 || is_part(work) || stores_first()) store_all();
-      if (work.units == 0) break;
+      if (work.units == 0 || is_part(work) || stages_first()) stage_second();
+      if (work.units == 0) return;
       if constexpr (c.split_k) {
         if (is_part(work)) {
           run_part();
@@ -116,21 +96,14 @@ struct GemmConsumer {
       }
       run_units<kMaxUnits>();
     }
-    if (leads()) ptx::cp_async_bulk_wait_all();
   }
 
  private:
-  // Registers are short where an output is of both kinds: then it is asked for anew each time.
-  static __device__ __forceinline__ u32 thread() {
-    if constexpr (Output::kAsksForThread) return ptx::tid_x();
-    return threadIdx.x;
-  }
-
   // Lane 0 alone reads the slot, since it gives it back for the others as well.
   __device__ __forceinline__ void next_work() {
     ptx::mbarrier_wait(shared.work_full(work_place.slot), work_place.parity);
     u32 words[kWorkWords];
-    if (thread() % 32 == 0) {
+    if (leads_warp) {
       const u32* slot = reinterpret_cast<const u32*>(work_slots + work_place.slot);
 #pragma unroll
       for (u32 i = 0; i < kWorkWords; ++i) words[i] = slot[i];
@@ -148,22 +121,15 @@ struct GemmConsumer {
     return false;
   }
 
-  // Whether the tile before must be stored before this one: it has too few k-blocks to do so during
+  // Whether the tile before must be staged before this one: it has too few k-blocks to do so during
   // its own, or may have to wait for others.
-  __device__ __forceinline__ bool stores_first() const {
-    return output.k_blocks(work) < kLastStep + 2 || !output.is_sure(group);
-  }
-
-  // Rows of a half are those of one wgmma: odd numbers of units run as the next even one where they
-  // are few.
-  static constexpr u32 run_size(const Work& work) {
-    const u32 units = work.narrow ? ceil_div(work.units, 2) : work.units;
-    return units > 4 ? units : ceil_div(units, 2) * 2;
+  __device__ __forceinline__ bool stages_first() const {
+    return output.k_blocks(work) < kChunks + 2 || !output.is_sure(group);
   }
 
   template <u32 kUnits>
   __device__ __forceinline__ void run_units() {
-    if (run_size(work) == kUnits) {
+    if (run_units_of(work) == kUnits) {
       run_tiles<kUnits>();
     } else if constexpr (kUnits > 2) {
       run_units<kUnits - (kUnits > 4 ? 1 : 2)>();
@@ -184,16 +150,15 @@ struct GemmConsumer {
 #pragma unroll 1
       for (u32 block = 1; block + 1 < output.k_blocks(work); ++block) {
         multiply_block<kRows>(sums);
-        if (block <= kStoreSteps) store_step(block - 1);
-        if (Output::kFinishes && block == kLastStep) finish_pending();
+        if (block <= kChunks) stage_second(block - 1, block);
         place.advance();
       }
-      set_pending(kRows);
+      set_done(kRows);
       next_work();
-      empty_staging();
+      output.look_ahead(work, group);
       multiply_block<kRows>(sums);
       place.advance();
-      const bool goes_on = run_size(work) == kUnits && !is_part(work) && !stores_first();
+      const bool goes_on = run_units_of(work) == kUnits && !is_part(work) && !stages_first();
       if (goes_on) begin_block();
       ptx::wgmma_wait_group<1>();
       round_first<kRows>(sums);
@@ -210,9 +175,15 @@ struct GemmConsumer {
     round_second<kRows>(sums);
   }
 
-  __device__ __forceinline__ void set_pending(u32 half_rows) {
-    pending = {work.row, work.num_rows, work.column, saved > 0 ? half_rows : 0,
-               Output::tag_of(work)};
+  __device__ __forceinline__ void set_done(u32 half_rows) {
+    second_row = saved > 0 ? half_rows : 0;
+    const TileChunks<c> of_tile{work.num_rows, work.column, second_row, output.n(work)};
+    chunks = of_tile.mask(group);
+    is_swiglu = Output::is_swiglu(work);
+    if constexpr (c.row_weights) {
+      row = work.row;
+      num_rows = work.num_rows;
+    }
   }
 
   // Some k-blocks of a tile. Nothing is overlapped: there are a few at the end of a launch only.
@@ -235,8 +206,7 @@ struct GemmConsumer {
       give_sums(sums);
     } else {
       take_sums(sums);
-      set_pending(c.tile_rows);
-      empty_staging();
+      set_done(c.tile_rows);
       round_first<c.tile_rows>(sums);
       round_second<c.tile_rows>(sums);
     }
@@ -288,7 +258,7 @@ struct GemmConsumer {
   // The slot before the current one.
   __device__ __forceinline__ void release_previous() {
     const u32 slot = (place.slot == 0 ? c.stages : place.slot) - 1;
-    if (thread() % 32 == 0) ptx::mbarrier_arrive(shared.empty(slot));
+    if (leads_warp) ptx::mbarrier_arrive(shared.empty(slot));
   }
 
   // The next k-block; gives back the one before, which is done when this one is queued.
@@ -329,7 +299,7 @@ struct GemmConsumer {
       round<kRows, 0, swiglu.value>(sums, rounded);
 #pragma unroll
       for (u32 i = 0; i < ceil_div(kRows, kChunkRows); ++i) {
-        stage_chunk<swiglu.value>(staging(0, i), rounded, i);
+        stage<swiglu.value>(i, i % kChunkBuffers, rounded, i);
       }
     });
   }
@@ -337,12 +307,22 @@ struct GemmConsumer {
   __device__ __forceinline__ void round_second(float (&sums)[kRows]) {
     by_kind([&](auto swiglu) { round<kRows, 1, swiglu.value>(sums, packed); });
   }
+  // Chunks of the second half.
+  __device__ __forceinline__ void stage_second(u32 first = 0, u32 end = kChunks) {
+    by_kind([&](auto swiglu) {
+#pragma unroll
+      for (u32 i = 0; i < kChunks; ++i) {
+        if (i < first || i >= end) continue;
+        stage<swiglu.value>(kChunks + i, (kChunks + i) % kChunkBuffers, packed, i);
+      }
+    });
+  }
 
-  // Calls act(Flag) for the pending tile's kind.
+  // Calls act(Flag) for the kind of the tile that is done.
   template <class Act>
   __device__ __forceinline__ void by_kind(Act act) {
     if constexpr (Output::kSwiglu && Output::kPlain) {
-      if (Output::is_swiglu(pending.tag)) {
+      if (is_swiglu) {
         act(Flag<true>{});
       } else {
         act(Flag<false>{});
@@ -364,7 +344,7 @@ struct GemmConsumer {
     for (u32 i = 0; i < kCount; i += 4) {
       const float* s = sums + kFirst + i;
       if constexpr (kSwiglu) {
-        to[i / 4] = ptx::cvt_rn_bf16x2(swiglu(s[0], s[2]), swiglu(s[1], s[3]));
+        to[i / 4] = ptx::cvt_rn_bf16x2(swiglu_approx(s[0], s[2]), swiglu_approx(s[1], s[3]));
       } else {
         to[i / 2] = ptx::cvt_rn_bf16x2(s[0], s[1]);
         to[i / 2 + 1] = ptx::cvt_rn_bf16x2(s[2], s[3]);
@@ -380,9 +360,8 @@ struct GemmConsumer {
     const u32 lane = ptx::tid_x() % 32;
 #pragma unroll
     for (u32 i = kFirst; i < kFirst + kCount; i += 16) {
-      const u32 own_row = (i - kFirst) * 2 + lane + (kHalf > 0 ? pending.second_row : 0);
-      const float own =
-          own_row < pending.num_rows ? output.row_weights[pending.row + own_row] : 0.f;
+      const u32 own_row = (i - kFirst) * 2 + lane + (kHalf > 0 ? second_row : 0);
+      const float own = own_row < num_rows ? output.row_weights[row + own_row] : 0.f;
 #pragma unroll
       for (u32 j = 0; j < min_of(16, kFirst + kCount - i); j += 4) {
         const float first = __shfl_sync(0xffffffff, own, j * 2 + lane % 4 * 2);
@@ -397,82 +376,25 @@ struct GemmConsumer {
     }
   }
 
-  // A buffer of a half's chunk.
-  __device__ __forceinline__ u32 staging(u32 half, u32 chunk) const {
-    const u32 buffer = (half * kChunks + chunk) % kChunkBuffers;
-    return shared.base + GemmShared<c>::kLayout.staging +
-           (group * kChunkBuffers + buffer) * kChunkBytes;
-  }
-  static __device__ __forceinline__ bool leads() { return thread() % kGroupThreads == 0; }
-
-  __device__ __forceinline__ void empty_staging() {
-    if (leads()) {
-      ptx::cp_async_bulk_wait_group_read<0>();
-      output.look_ahead(work, group);
-    }
-    ptx::bar_sync(1 + group, kGroupThreads);
-  }
-
-  // The steps in which a tile leaves: its first half as it lies in shared memory, then a chunk of
-  // packed each, as soon as the store before the last is out of its buffer.
-  static constexpr u32 kStoreSteps = 1 + kChunks;
-  // The k-block behind which a tile is finished: its stores have arrived by then.
-  static constexpr u32 kLastStep = kStoreSteps + (Output::kFinishes ? 2 : 0);
-
-  __device__ __forceinline__ void store_step(u32 step) {
-    if (pending.num_rows == 0) return;
-    if (step > 0) {
-      if (leads()) ptx::cp_async_bulk_wait_group_read<kChunkBuffers - 1>();
-      ptx::bar_sync(1 + group, kGroupThreads);
-#pragma unroll
-      for (u32 i = 0; i < kChunks; ++i) {
-        if (i + 1 == step) {
-          by_kind([&](auto swiglu) { stage_chunk<swiglu.value>(staging(1, i), packed, i); });
-        }
-      }
-    }
+  // A warp's part of a chunk, if the tile has it and it is not yet staged; `nth` of both halves'.
+  template <bool kSwiglu>
+  __device__ __forceinline__ void stage(u32 nth, u32 buffer, const u32 (&rounded)[kPacked],
+                                        u32 of_half) {
+    if ((chunks >> nth & 1) == 0) return;
+    chunks &= ~(1u << nth);
+    ptx::mbarrier_wait(shared.sent(group, buffer), (laps >> buffer & 1) ^ 1);
+    laps ^= 1u << buffer;
+    stage_chunk<kSwiglu>(shared.staging(group, buffer), rounded, of_half);
     ptx::fence_proxy_async();
-    ptx::bar_sync(1 + group, kGroupThreads);
-    const u32 end = step > 0 ? step : kChunks;
-#pragma unroll 1
-    for (u32 chunk = step > 0 ? step - 1 : 0; chunk < end; ++chunk) send_chunk(step > 0, chunk);
-  }
-  __device__ __forceinline__ void store_all() {
-#pragma unroll 1
-    for (u32 step = 0; step < kStoreSteps; ++step) store_step(step);
-    finish_pending();
-    pending = {};
-  }
-  __device__ __forceinline__ void finish_pending() {
-    if constexpr (Output::kFinishes) {
-      if (pending.num_rows > 0) output.finish(pending.tag, group, leads());
-    }
-  }
-
-  __device__ __forceinline__ void send_chunk(bool second, u32 chunk) {
-    const bool is_right = second && pending.second_row == 0;
-    const u32 first_column = pending.column + (is_right ? kHalfCols : 0);
-    const u32 first_row = (second ? pending.second_row : 0) + chunk * kChunkRows;
-    const u32 end_row = !second && pending.second_row > 0
-                            ? min_of(pending.second_row, pending.num_rows)
-                            : pending.num_rows;
-    by_kind([&](auto swiglu) {
-      const StagedChunk<swiglu.value> staged{staging(second, chunk)};
-      const u32 column = (swiglu.value ? first_column / 2 : first_column) + group * staged.kColumns;
-      if (first_row < end_row && column < output.columns(swiglu)) {
-        const u32 num_rows = min_of(end_row - first_row, kChunkRows);
-        output.send(staged, pending.row + first_row, num_rows, column, leads());
-      }
-    });
-    // Empty where rows were copied or none is there, so that waits count alike.
-    if (leads()) ptx::cp_async_bulk_commit_group();
+    __syncwarp();
+    if (leads_warp) ptx::mbarrier_arrive(shared.staged(group, buffer));
   }
 
   template <bool kSwiglu>
   __device__ __forceinline__ void stage_chunk(u32 staged, const u32 (&rounded)[kPacked],
                                               u32 chunk) {
-    const u32 warp = thread() / 32 % 4;
-    const u32 lane = thread() % 32;
+    const u32 warp = ptx::tid_x() / 32 % 4;
+    const u32 lane = ptx::tid_x() % 32;
     // A warp's columns: 16, two pieces; after SwiGLU 8, one piece.
     constexpr u32 kRowsAtOnce = kSwiglu ? 32 : 16;
 #pragma unroll

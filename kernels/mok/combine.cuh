@@ -12,14 +12,12 @@ constexpr u32 kConsumerWarps = kConsumerThreads / 32;
 constexpr u32 kSumVecs = 4;    // 16-byte pieces of a token that a lane sums
 constexpr u32 kSumRoutes = 4;  // rows whose pieces it has in flight
 
-// A warpgroup without another item. The rank's last one tells all ranks that their rows are there,
+// A storer without another item. The rank's last one tells all ranks that their rows are there,
 // unless a wait was given up, and makes this rank ready for the next pass.
 template <MokConfig c>
-__device__ __forceinline__ void finish_items(const MokPass<c>& pass, const MokShared* own,
-                                             u32 group) {
+__device__ __forceinline__ void finish_items(const MokPass<c>& pass, const MokShared* own) {
   const MokArgs& a = pass.a;
-  ptx::bar_sync(1 + group, kGroupThreads);
-  if (threadIdx.x % kGroupThreads >= 32) return;
+  __syncwarp();
   const u32 lane = threadIdx.x % 32;
   bool is_last = false;
   if (lane == 0) {

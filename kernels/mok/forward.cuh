@@ -9,9 +9,7 @@
 
 namespace mokbench {
 
-constexpr u32 kMokLoaderWarp = 0;
-constexpr u32 kMokSchedulerWarp = 1;
-constexpr u32 kFirstPullWarp = 2;
+constexpr u32 kFirstPullWarp = kGemmThreads / 32;
 
 // All of this pass that other passes' last consumers change is read before the roles begin.
 template <MokConfig c>
@@ -45,7 +43,7 @@ __global__ void __launch_bounds__(kMokThreads, 1)
     mok_forward(const __grid_constant__ MokArgs a, const __grid_constant__ MokMaps<c> maps) {
   extern __shared__ __align__(1024) char memory[];
   static_assert(sizeof(MokSortShared<c>) <= gemm_layout(c.tiles).staging);
-  static_assert(c.pull_warps >= 1 && c.pull_warps <= kGroupThreads / 32 - kFirstPullWarp);
+  static_assert(c.pull_warps >= 1 && c.pull_warps <= kMokWarps - kFirstPullWarp);
   const MokPass<c> pass(a, *a.epoch + 1);
   if (pass.faulted()) return;
   const GemmShared<c.tiles> shared{ptx::cvta_to_shared(memory)};
@@ -62,22 +60,26 @@ __global__ void __launch_bounds__(kMokThreads, 1)
   const u32 group = __shfl_sync(~0u, threadIdx.x / kGroupThreads, 0);  // see grouped_gemm
   const u32 warp = threadIdx.x / 32;
   if (group == 0) {
-    ptx::setmaxnreg_dec<kProducerRegisters>();
-    if (warp == kMokLoaderWarp) {
+    ptx::setmaxnreg_dec<kMokProducerRegisters>();
+    if (warp == kLoaderWarp) {
       if (threadIdx.x == 0) MokLoader<c>{pass, shared, own, maps, {}, {}}.run();
-    } else if (warp == kMokSchedulerWarp) {
+    } else if (warp == kSchedulerWarp) {
       if (threadIdx.x % 32 == 0) take_items(pass, shared, own);
-    } else if (warp < kFirstPullWarp + c.pull_warps) {
-      pull_rows(pass, own, warp - kFirstPullWarp);
+    } else {
+      const MokOutput<c> output{{a}, maps, {shared}};
+      GemmStorer<c.tiles, MokOutput<c>>(shared, &own->work, output, warp - kStorerWarp).run();
+      finish_items(MokPass<c>(a, own->epoch), own);
     }
+  } else if (group > kConsumers) {
+    ptx::setmaxnreg_dec<kMokProducerRegisters>();
+    if (warp < kFirstPullWarp + c.pull_warps) pull_rows(pass, own, warp - kFirstPullWarp);
   } else {
-    ptx::setmaxnreg_inc<kConsumerRegisters>();
+    ptx::setmaxnreg_inc<kMokConsumerRegisters>();
     {
       const MokOutput<c> output{{a}, maps, {shared}};
       GemmConsumer<c.tiles, MokOutput<c>>(shared, &own->work, output, group - 1).run();
     }
     const MokPass<c> again(a, own->epoch);
-    finish_items(again, own, group - 1);
     if (!wait_returned(again, own)) return;
     const bool stamps = threadIdx.x == kGroupThreads;
     if (stamps) again.stamp(kReturned);

@@ -10,7 +10,10 @@
 
 namespace mokbench {
 
-constexpr u32 kMokThreads = kGemmThreads;
+constexpr u32 kMokThreads = kGemmThreads + kGroupThreads;  // the last warpgroup pulls
+// 128 * (2 * 48 + 2 * 208) are all of the SM's 65536.
+constexpr u32 kMokProducerRegisters = 56;
+constexpr u32 kMokConsumerRegisters = 200;
 constexpr u32 kMokWarps = kMokThreads / 32;
 constexpr u32 kMokBarriers = 2;  // of the grid, in a pass
 

@@ -27,7 +27,7 @@ constexpr u32 mok_blocks(u32 n) { return wide_blocks(n) + (has_narrow_block(n) ?
 struct MokConfig {
   Config layer;
   GemmConfig tiles;
-  u32 pull_warps = 2;   // of a CTA: 1 or 2
+  u32 pull_warps = 4;   // of a CTA: 1 to 4
   bool stamps = false;  // when each role did what, see MokStamp
 };
 
@@ -197,22 +197,22 @@ struct MokTag {
   constexpr u32 hidden_slot() const { return bits & 0xffff; }
 };
 
-// An item as the scheduler hands it to loader and consumers. None behind the last: units is 0.
+// An item as the scheduler hands it on. None behind the last: units is 0.
 struct alignas(16) MokWork {
   u8 units;   // of rows
   u8 narrow;  // 1: its halves share columns, 0: rows
   u16 num_rows;
-  u32 row;     // first of the output: of the ring of hidden rows, or of all rows sorted by expert
   u32 column;  // first of the output before SwiGLU
   MokTag tag;
   u32 turn = 0;  // counts the CTA's items from 1
-  // The loader's alone.
+  // Not the consumers'.
+  u32 row;  // first of the output: of the ring of hidden rows, or of all rows sorted by expert
   u32 expert;
   u32 x_lap;
   u32 hidden_lap;
 };
 
-constexpr u32 kMokWordsOfConsumers = 5;
+constexpr u32 kMokWordsOfConsumers = 4;
 
 constexpr MokWork mok_work(const MokWalk& walk, const MokGroup* groups, const MokRings& rings,
                            const Config& layer, u32 index) {
@@ -226,9 +226,9 @@ constexpr MokWork mok_work(const MokWalk& walk, const MokGroup* groups, const Mo
   return {.units = static_cast<u8>(rows.units),
           .narrow = item.block == wide_blocks(n),
           .num_rows = static_cast<u16>(rows.count),
-          .row = item.gemm == 0 ? hidden.slot * walk.order.tile_rows : rows.first,
           .column = item.block * 2 * kHalfCols,
           .tag = MokTag::of(item.gemm, x.slot, hidden.slot),
+          .row = item.gemm == 0 ? hidden.slot * walk.order.tile_rows : rows.first,
           .expert = group.expert,
           .x_lap = x.lap,
           .hidden_lap = hidden.lap};

@@ -94,8 +94,6 @@ struct MokLoader {
     while (true) {
       ptx::mbarrier_wait(shared.work_full(work_place.slot), work_place.parity);
       const MokWork work = own->work;
-      ptx::mbarrier_arrive(shared.work_empty(work_place.slot));
-      work_place.advance();
       if (work.units == 0) return;
       // After a fault the consumers still get their k-blocks, whatever is in them: nothing of this
       // pass is returned.
@@ -108,7 +106,8 @@ struct MokLoader {
       pass.stamp(work.tag.gemm() == 0 ? kGemm1Begun : kGemm2Begun, true);
       hints.set(kResolved, work.turn);
       ptx::fence_proxy_async_global();
-      load(work);
+      load(work, shared.work_empty(work_place.slot));
+      work_place.advance();
     }
   }
 
@@ -126,7 +125,7 @@ struct MokLoader {
 
   // All k-blocks of an item. Rows of the tile's slot behind its last are whatever lies there, and
   // so is what they become: nobody reads it.
-  __device__ __forceinline__ void load(const MokWork& work) {
+  __device__ __forceinline__ void load(const MokWork& work, u32 work_empty) {
     const bool second = work.tag.gemm() != 0;
     const u32 weight_row =
         work.expert * (second ? c.layer.hidden : 2 * c.layer.intermediate) + work.column;
@@ -136,7 +135,9 @@ struct MokLoader {
     const ptx::TensorMap& weights = operands.weights[1 - work.narrow];
     const ptx::TensorMap& rows = operands.rows[work.units - 1];
     const u32 bytes = (2 - work.narrow) * kHalfBytes + work.units * kRowUnit * kLineBytes;
+    const u32 take_at = max(k_blocks, kTakeAhead) - kTakeAhead;
     for (u32 block = 0; block < k_blocks; ++block) {
+      if (block == take_at) ptx::mbarrier_arrive(work_empty);
       ptx::mbarrier_wait(shared.empty(place.slot), place.parity ^ 1);
       const u32 full = shared.full(place.slot);
       ptx::mbarrier_arrive_expect_tx(full, bytes);
@@ -160,7 +161,7 @@ __device__ __forceinline__ void pull_rows(const MokPass<c>& pass, MokShared* own
   constexpr u32 kParts = c.tiles.tile_rows / kPullRows;
   const MokArgs& a = pass.a;
   const MokOrder order = pass.order();
-  const u32 lane = threadIdx.x % 32;
+  const u32 lane = ptx::tid_x() % 32;
   const MokWalk walk = pass.walk(order, own);
   u32 group = 0;
   for (u32 part = warp * gridDim.x + blockIdx.x;; part += c.pull_warps * gridDim.x) {
@@ -205,86 +206,120 @@ __device__ __forceinline__ void pull_rows(const MokPass<c>& pass, MokShared* own
 template <MokConfig c>
 struct MokOutput {
   using Work = MokWork;
-  using Tag = MokTag;
   static constexpr bool kSwiglu = true;
   static constexpr bool kPlain = true;
-  static constexpr bool kFinishes = true;
-  static constexpr bool kAsksForThread = true;
   static constexpr u32 kWorkWords = kMokWordsOfConsumers;
 
   const MokView<c> view;
   const MokMaps<c>& maps;
   const MokHints<c.tiles> hints;
 
-  static __device__ __forceinline__ Tag tag_of(const Work& work) { return work.tag; }
-  static __device__ __forceinline__ bool is_swiglu(Tag tag) { return tag.gemm() == 0; }
+  static __device__ __forceinline__ bool is_swiglu(const Work& work) {
+    return work.tag.gemm() == 0;
+  }
+  static __device__ __forceinline__ bool is_part(const Work&) { return false; }
+  static __device__ __forceinline__ bool is_stored(const Work&) { return true; }
   static __device__ __forceinline__ u32 k_blocks(const Work& work) {
-    return (work.tag.gemm() == 0 ? c.layer.hidden : c.layer.intermediate) / kBlockK;
+    return (is_swiglu(work) ? c.layer.hidden : c.layer.intermediate) / kBlockK;
+  }
+  static __device__ __forceinline__ u32 n(const Work& work) {
+    return is_swiglu(work) ? 2 * c.layer.intermediate : c.layer.hidden;
   }
 
-  static __device__ __forceinline__ u32 columns(Flag<true>) { return c.layer.intermediate; }
-  static __device__ __forceinline__ u32 columns(Flag<false>) { return c.layer.hidden; }
-
   // A CTA must not wait for others while it keeps back what others may wait for. The leader decides
-  // for its warpgroup, between two barriers of it.
+  // for its warpgroup.
   __device__ __forceinline__ void look_ahead(const Work& next, u32 group) const {
-    hints.set_sure(group, reached(hints.get(kResolved), next.turn));
+    if (ptx::tid_x() % kGroupThreads == 0) {
+      hints.set_sure(group, reached(hints.get(kResolved), next.turn));
+    }
+    ptx::bar_sync(1 + group, kGroupThreads);
   }
   __device__ __forceinline__ bool is_sure(u32 group) const { return hints.is_sure(group); }
 
-  __device__ __forceinline__ void send(StagedChunk<true> staged, u32 row, u32 num_rows, u32 column,
-                                       bool leads) const {
-    if (num_rows == chunk_rows(c.tiles)) {
-      if (leads) ptx::cp_async_bulk_tensor_store(maps.hidden_out, staged.at, column, row);
-      return;
+  // Of a GEMM 2's tile: lane i's are the routes of rows i, i + 32, ...
+  struct Rows {
+    u32 routes[c.tiles.tile_rows / 32];
+  };
+  __device__ __forceinline__ Rows rows_of(const Work& work) const {
+    Rows rows;
+#pragma unroll
+    for (u32 i = 0; i < c.tiles.tile_rows / 32; ++i) {
+      const u32 nth = ptx::tid_x() % 32 + 32 * i;
+      const bool is_there = !is_swiglu(work) && nth < work.num_rows;
+      rows.routes[i] = is_there ? view.a.table[work.row + nth] : kNobody;
     }
-    staged.for_pieces(ptx::tid_x(), num_rows, [&](u32 nth, u32 piece, ptx::Vec16 bytes) {
-      const u64 at = u64{row + nth} * (c.layer.intermediate * 2) + column * 2 + piece * 16;
-      *reinterpret_cast<ptx::Vec16*>(view.a.hidden_ring + at) = bytes;
-    });
+    return rows;
   }
-  __device__ __forceinline__ void send(StagedChunk<false> staged, u32 row, u32 num_rows, u32 column,
-                                       bool) const {
-    // All of a thread's routes are on their way together: they come from the L2.
-    constexpr u32 kPieces = StagedChunk<false>::kPieces;
-    constexpr u32 kRowsApart = kGroupThreads / kPieces;
-    constexpr u32 kRows = ceil_div(chunk_rows(c.tiles), kRowsApart);
-    const u32 first = ptx::tid_x() % kGroupThreads / kPieces;
-    const u32 piece = ptx::tid_x() % kPieces;
-    u32 routes[kRows];
-#pragma unroll
-    for (u32 i = 0; i < kRows; ++i) {
-      const u32 nth = first + i * kRowsApart;
-      routes[i] = nth < num_rows ? view.a.table[row + nth] : kNobody;
-    }
-#pragma unroll
-    for (u32 i = 0; i < kRows; ++i) {
-      if (routes[i] == kNobody) continue;
-      const u32 nth = first + i * kRowsApart;
-      char* to = view.at(source_of_route(routes[i]), view.kLayout.combine,
-                         route_of_route(routes[i]) * view.kRowBytes + column * 2 + piece * 16);
-      ptx::st_relaxed_sys_v4(to, ptx::ld_shared_v4(staged.at + staged.piece_at(nth, piece)));
+
+  __device__ __forceinline__ void send(const Work& work, const Rows& rows, u32 at, u32 first_row,
+                                       u32 num_rows, u32 column) const {
+    if (is_swiglu(work)) {
+      send_hidden(work.row + first_row, at, num_rows, column / 2);
+    } else {
+      send_to_ranks(rows, at, first_row, num_rows, column);
     }
   }
 
-  // Behind a tile's last store: its hidden rows are there, its operands' slots are read.
-  __device__ __forceinline__ void finish(Tag tag, u32 group, bool leads) const {
-    if (group == 0 && leads) view.stamp(is_swiglu(tag) ? kGemm1Ended : kGemm2Ended);
-    if (!is_swiglu(tag)) {
-      // Relaxed: what waits for this are writes, and the reads were over when the k-blocks were
-      // full. A release would wait for the rows' way to their ranks.
-      if (leads)
-        ptx::red_add_relaxed_gpu(view.counter(view.kLayout.hidden_free, tag.hidden_slot()), 1);
+  // Behind a tile's last chunk: its hidden rows are there, its operands' slots are read.
+  __device__ __forceinline__ void finish(const Work& work, u32 group) const {
+    if (ptx::tid_x() % 32 == 0) {
+      if (group == 0) view.stamp(is_swiglu(work) ? kGemm1Ended : kGemm2Ended);
+      if (is_swiglu(work)) {
+        ptx::cp_async_bulk_wait_all();
+        ptx::fence_proxy_async_global();
+        ptx::fence_acq_rel_gpu();
+        ptx::red_add_relaxed_gpu(view.counter(view.kLayout.hidden_ready, work.tag.hidden_slot()),
+                                 1);
+        ptx::red_add_relaxed_gpu(view.counter(view.kLayout.ring_free, work.tag.x_slot()), 1);
+      } else {
+        // Relaxed: what waits for this are writes, and the reads were over when the k-blocks were
+        // full. A release would wait for the rows' way to their ranks.
+        ptx::red_add_relaxed_gpu(view.counter(view.kLayout.hidden_free, work.tag.hidden_slot()), 1);
+      }
+    }
+    __syncwarp();
+  }
+
+ private:
+  __device__ __forceinline__ void send_hidden(u32 row, u32 at, u32 num_rows, u32 column) const {
+    if (num_rows == chunk_rows(c.tiles)) {
+      send_whole(maps.hidden_out, at, column, row);
       return;
     }
-    ptx::fence_proxy_async_global();  // rows that were copied one by one
-    ptx::bar_sync(1 + group, kGroupThreads);
-    if (!leads) return;
-    ptx::cp_async_bulk_wait_all();
+    const StagedChunk<true> staged{at};
+    staged.for_pieces(num_rows, [&](u32 nth, u32 piece, ptx::Vec16 bytes) {
+      const u64 to = u64{row + nth} * (c.layer.intermediate * 2) + column * 2 + piece * 16;
+      *reinterpret_cast<ptx::Vec16*>(view.a.hidden_ring + to) = bytes;
+    });
     ptx::fence_proxy_async_global();
-    ptx::fence_acq_rel_gpu();
-    ptx::red_add_relaxed_gpu(view.counter(view.kLayout.hidden_ready, tag.hidden_slot()), 1);
-    ptx::red_add_relaxed_gpu(view.counter(view.kLayout.ring_free, tag.x_slot()), 1);
+  }
+
+  // Eight lanes a row: its 128 bytes are one transaction.
+  __device__ __forceinline__ void send_to_ranks(const Rows& rows, u32 at, u32 first_row,
+                                                u32 num_rows, u32 column) const {
+    using Staged = StagedChunk<false>;
+    constexpr u32 kRowsAtOnce = 32 / Staged::kPieces;
+    const u32 piece = ptx::tid_x() % Staged::kPieces;
+    const u32 own_row = ptx::tid_x() % 32 / Staged::kPieces;
+#pragma unroll 1
+    for (u32 i = 0; i < c.tiles.tile_rows / 32; ++i) {
+      u32 routes = rows.routes[0];
+#pragma unroll
+      for (u32 j = 1; j < c.tiles.tile_rows / 32; ++j) {
+        if (i == j) routes = rows.routes[j];
+      }
+      const u32 end = min(num_rows + first_row, 32 * (i + 1));
+#pragma unroll 4
+      for (u32 begin = max(first_row, 32 * i); begin < end; begin += kRowsAtOnce) {
+        const u32 nth = begin + own_row;
+        const u32 route = __shfl_sync(~0u, routes, nth % 32);
+        if (nth >= end || route == kNobody) continue;
+        char* to = view.at(source_of_route(route), view.kLayout.combine,
+                           route_of_route(route) * view.kRowBytes + column * 2 + piece * 16);
+        ptx::st_relaxed_sys_v4(to,
+                               ptx::ld_shared_v4(at + Staged::piece_at(nth - first_row, piece)));
+      }
+    }
   }
 };
 

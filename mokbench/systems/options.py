@@ -41,7 +41,7 @@ class MokOptions(TiledOptions):
     group_tiles: int = Field(
         8, ge=1, le=64, description="row tiles that share their weights in turn (cuda)"
     )
-    pull_warps: int = Field(2, ge=1, le=2, description="warps of a CTA (cuda) that pull rows")
+    pull_warps: int = Field(4, ge=1, le=4, description="warps of a CTA (cuda) that pull rows")
     num_sms: PositiveInt | Literal["auto"] = Field("auto", description="SMs (cuda) of the pass")
     stamps: bool = Field(False, description="record when each role did what (cuda)")
 
