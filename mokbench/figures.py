@@ -3,10 +3,10 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 # What every row, table, chart and verdict of ranks that share a GPU has to say.
 SHARED_GPU = "ranks share one GPU; ratios do not predict NVLink"
@@ -18,6 +18,8 @@ _AS_NULL = ": stored as null"
 Status = Literal["ok", "unsupported", "failed"]
 Fabric = Literal["host", "cuda"]
 Link = Literal["none", "shm", "tcp", "hbm", "pcie", "nvlink", "mnnvl", "rdma"]
+# Of a fused kernel, in the order of a pass.
+PhaseName = Literal["stage", "entry", "schedule", "dispatch", "gemm1", "gemm2", "combine", "sum"]
 
 
 class Figures(BaseModel):
@@ -74,6 +76,50 @@ class Failure(Figures):
     kind: str
     text: str
     fault: dict[str, Any] | None = None
+
+
+# No kernel runs for as long as a year.
+_PhaseUs = Annotated[float, Field(ge=0, le=3.2e13, allow_inf_nan=False)]
+
+
+class PhaseSpan(Figures):
+    """A phase of one rank in us, from the begin of its first CTA to the end of its last."""
+
+    name: PhaseName
+    begin_us: _PhaseUs
+    end_us: _PhaseUs
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.end_us < self.begin_us:
+            raise ValueError(f"{self.name} ends at {self.end_us}, before {self.begin_us}")
+        return self
+
+
+class RankPhases(Figures):
+    """Phases inside of the kernel that was one rank's last pass, as its CTAs stamped them.
+
+    Zero is the earliest begin of a CTA among the ranks with the same ``clock``, a number that ranks
+    of one GPU share; times of different clocks cannot be held against one another. A phase that no
+    CTA had is not there. ``waited_us`` is what a CTA waited for rows in all, the median and the
+    largest over ``num_ctas`` CTAs.
+    """
+
+    rank: int = Field(ge=0)
+    clock: int = Field(ge=0)
+    num_ctas: int = Field(ge=1)
+    spans: list[PhaseSpan]
+    waited_us_median: _PhaseUs
+    waited_us_max: _PhaseUs
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        names = [span.name for span in self.spans]
+        if len(set(names)) < len(names):
+            raise ValueError(f"rank {self.rank} has a phase twice: {', '.join(names)}")
+        if self.waited_us_median > self.waited_us_max:
+            raise ValueError(f"waited_us_median is above waited_us_max, {self.waited_us_max}")
+        return self
 
 
 class SignalPoint(Figures):

@@ -18,6 +18,7 @@ from mokbench.fabric.group import PeerLostError
 from mokbench.layer import Layer
 from mokbench.measure.graph import captured
 from mokbench.measure.in_turn import Lane, measure_in_turn, rank_spread_us
+from mokbench.measure.phase_stamps import read_phases
 from mokbench.measure.sm_sweep import sweep_sms
 from mokbench.measure.timing import Step
 from mokbench.stats import StopRule
@@ -178,6 +179,7 @@ class GroupRun:
     def _measure(self, entries: list[Entry], results: dict[str, dict[str, Any]]) -> None:
         """All rows of one regime in turn, then those of the next: regimes are never mixed."""
         rule = StopRule(self._options.noise, self._options.blocks, self._options.max_time_s)
+        systems = {cell.id: entry.system for entry in entries for cell in entry.cells}
         for key in dict.fromkeys((c.regime, c.graph) for e in entries for c in e.cells):
             turn: list[Lane] = []
             for entry in entries:
@@ -195,6 +197,8 @@ class GroupRun:
             )
             for lane in turn:
                 results[lane.name] |= self._measured(lane) | self._held_against(reference)
+                # Before more passes of it are run.
+                results[lane.name] |= read_phases(systems[lane.name], self._fabric)
                 results[lane.name] |= self._physical(lane)
 
     def _lane(self, entry: Entry, cell: Cell, results: dict[str, dict[str, Any]]) -> list[Lane]:

@@ -21,6 +21,7 @@ from mokbench.figures import (
     Imbalance,
     Link,
     Quantity,
+    RankPhases,
     Status,
     StepTime,
     Traffic,
@@ -33,7 +34,7 @@ from mokbench.row_checks import implausible, not_finite
 if TYPE_CHECKING:
     from mokbench.workload import Cell
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 _OLDEST_RECORD_VERSION = 1
 METHOD_VERSION = 1
 
@@ -64,6 +65,7 @@ PERFORMANCE = (
     "signal_detail",
     "hold_expired_share",
     "mma_utilization",
+    "kernel_phases",
 )
 
 
@@ -152,6 +154,8 @@ class Record(Figures):
     hold_expired_share: float | None = None
     mma_utilization: float | None = None
     peak_sm_clock_mhz: float | None = None
+    # By rank, of the last pass; empty where the system did not stamp its phases.
+    kernel_phases: list[RankPhases] = Field(default_factory=list)
     error: Failure | None = None
     started: str | None = None
     elapsed_s: float | None = None

@@ -83,6 +83,9 @@ def _list_problem(record: "Record") -> str | None:
     for name, quantity in record.signal_detail.items():
         if problem := quantity_problem(name, quantity):
             return problem
+    phases = [found.rank for found in record.kernel_phases]
+    if phases and phases != list(range(record.ranks)):
+        return f"kernel_phases are of ranks {phases[:9]}, those of {record.ranks} ranks are needed"
     return None
 
 

@@ -54,7 +54,7 @@ def measured_record(
     blocks: list[np.ndarray] = result["blocks"]
     step = _step_time(blocks)
     notes, traffic = _fabric_notes(cell, around.link, facts), _traffic(cell, system, facts)
-    notes += result.get("notes", [])
+    notes += result.get("notes", []) + result.get("kernel_phases_notes", [])
     if around.min_step_note:
         notes.append(around.min_step_note)
     detail, scalars = _signal_fields(system, cell.workload.ranks, around.signals)
@@ -82,6 +82,7 @@ def measured_record(
         oversubscribed=around.oversubscribed,
         timer_step_us=around.timer_step_us,
         signal_detail=detail,
+        kernel_phases=result.get("kernel_phases", []),
         notes=notes,
         **scalars,
         **checked_fields(facts, result),

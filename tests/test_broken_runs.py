@@ -12,14 +12,17 @@ from click.testing import CliRunner
 from launches import SLOW, cell, gate, launches, write_launch
 
 from mokbench.cli import main
+from mokbench.record import RECORD_VERSION
+
+VERSION = f'_version":{RECORD_VERSION}'
 
 
 @pytest.mark.parametrize(
     ("file", "damage", "said"),
     [
         ("records.jsonl", lambda text: text.replace('"id"', '"identity"', 1), "records.jsonl:1"),
-        ("records.jsonl", lambda text: text.replace('_version":2', '_version":0', 1), "older"),
-        ("records.jsonl", lambda text: text.replace('_version":2', '_version":9', 1), "newer"),
+        ("records.jsonl", lambda text: text.replace(VERSION, '_version":0', 1), "older"),
+        ("records.jsonl", lambda text: text.replace(VERSION, '_version":9', 1), "newer"),
         ("records.jsonl", lambda _: "", "no rows"),
         ("run.json", lambda text: text[: len(text) // 2], "not a run description"),
         ("run.json", lambda text: text.replace('"done"', '"interrupted"'), "--resume"),

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from mokbench.report import against_deepep, units, wording
 from mokbench.report.against_deepep import deepep_tables
+from mokbench.report.phases import phase_tables
 from mokbench.report.rows import Rows
 from mokbench.report.signaling import min_step_table, signaling_tables
 from mokbench.report.slowdown import slowdown_tables
@@ -34,6 +35,7 @@ def sections(rows: Rows) -> list[Section]:
         Section("Step time", tables=tuple(steps)),
         Section("Against DeepEP", tables=tuple(deepep)),
         Section("Step time over that of balanced routing", tables=tuple(slowdowns)),
+        Section("Phases inside of the kernel", tables=tuple(phase_tables(rows))),
         Section("Signaling", tables=tuple(_signaling(rows))),
         Section("Reading the figures", tuple(_legend([*steps, *deepep], slowdowns))),
         Section("Not measured", tables=tuple(_problems(rows))),

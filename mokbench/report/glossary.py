@@ -48,6 +48,18 @@ COLUMNS = {
     "the step; unlike a share of a peak it does not move with the clock.",
     "hold expired": "Share of samples that began before the CPU had queued the pass, since it "
     "waits for the GPU inside of it: its gaps are in the time, and the GPU's clock is another.",
+    "stage": "In the kernel: a rank's CTAs copy its tokens and ids to where peers read them.",
+    "entry": "In the kernel: they wait until all ranks have staged.",
+    "schedule": "In the kernel: they count all ranks' routes and list the rows of their experts.",
+    "dispatch": "In the kernel: rows are pulled from all ranks, from the first CTA that knows the "
+    "list to the last row; a rank whose experts get no row has none.",
+    "GEMM 1": "In the kernel: gate and up projections with SwiGLU, first tile to last.",
+    "GEMM 2": "In the kernel: down projections, whose rows go straight back to their ranks.",
+    "combine": "In the kernel: from the end of a rank's own last GEMM 2 until all other ranks have "
+    "sent its rows back: mostly a wait for the slowest.",
+    "sum": "In the kernel: the weighted sum over a token's k rows.",
+    "waited": "What a CTA's GEMMs waited for rows in all during that pass: median / largest over "
+    "the rank's CTAs.",
     "rel error": "||y - reference|| / ||reference|| against the FP32 oracle.",
 }
 # By kind of chart: what to look for.
@@ -64,7 +76,8 @@ CHARTS = {
     "imbalance": "Rows that each expert gets, known from the routing before anything runs.",
     "roofline": "1 is the least time that rates measured in the same run allow.",
     "timeline": "The pass whose slowest rank took the median time, each rank on its own clock from "
-    "an aligned start.",
+    "an aligned start. Of rows with phase stamps: the last pass as its kernel saw it, a lane a "
+    "rank, the GEMMs below it; hatched is waiting for other ranks.",
 }
 
 

@@ -23,6 +23,7 @@ from mokbench.report import (
 from mokbench.report.cells_table import Cell, Grid, Heading
 from mokbench.report.charts import KINDS
 from mokbench.report.document import Section, sections
+from mokbench.report.phases import phase_tables
 from mokbench.report.rows import Rows, gather
 from mokbench.results import RunFolder
 from mokbench.run_checks import older_method
@@ -43,7 +44,7 @@ ABSENT = {
     "speedup": "No two systems were measured on one workload.",
     "signaling": "Signaling was not measured.",
     "roofline": "No row has a roofline: rates are measured on the cuda fabric only.",
-    "timeline": "No row of several ranks kept its samples.",
+    "timeline": "No row of several ranks kept its samples, and none has phase stamps.",
     "step_time": "No row was measured.",
     "imbalance": "No row has its routing's counts.",
 }
@@ -81,6 +82,7 @@ def html(runs: Sequence[RunFolder]) -> str:
     won = winners.wins(rows)
     fastest, cells = _wins(won), cells_table.measured(rows)
     titles = [heading.title for grid in (fastest, cells) if grid.lines for heading in grid.headings]
+    titles += [column.title for table in phase_tables(rows) for column in table.columns]
     return page(
         "report.html.j2",
         title=", ".join(dict.fromkeys(meta.name for _, meta in rows.runs)),

@@ -17,6 +17,8 @@ from mokbench.workload import Cell, Workload
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mokbench.kernel_phases import PhaseTimes
+
 _CLASSES = {
     "mok": "mokbench.systems.mok:Mok",
     "push": "mokbench.systems.push:Push",
@@ -166,6 +168,17 @@ class Checked(Protocol):
 
     def check(self) -> None:
         """Raise the fault that this rank recorded since it was prepared; synchronizes."""
+
+
+@runtime_checkable
+class Stamped(Protocol):
+    """A system whose kernel can write down when each of its phases began and ended."""
+
+    def phase_times(self) -> "PhaseTimes | None":
+        """Of this rank's last pass, on the clock that all ranks of its GPU share; None: not asked.
+
+        Not collective, but waits for the GPU. All ranks are asked or none is.
+        """
 
 
 def system_class(name: str, fabric: str = "host") -> type[System]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from mokbench.errors import UnsupportedError
 from mokbench.mok_config import choose_mok, mok_problem
+from mokbench.mok_stamps import mok_phase_times
 from mokbench.systems import Setup, expect_options, options_of
 from mokbench.systems.options import MokOptions
 from mokbench.workload import Cell, Dtype
@@ -12,6 +13,7 @@ from mokbench.workload import Cell, Dtype
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mokbench.kernel_phases import PhaseTimes
     from mokbench.systems.cuda_mok_workspace import MokWorkspace
 
 # For what does not depend on the SMs, and for a plan that cannot ask a GPU.
@@ -83,6 +85,12 @@ class Mok:
     def check(self) -> None:
         """Raise the fault that this rank recorded; waits for the GPU."""
         self.workspace.check()
+
+    def phase_times(self) -> "PhaseTimes | None":
+        """See Stamped; None without the option ``stamps``."""
+        if not self.workspace.config.stamps:
+            return None
+        return mok_phase_times(self.workspace.stamps.numpy())
 
     def close(self) -> None:
         """Drop all memory and the kernel."""

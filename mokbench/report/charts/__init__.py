@@ -1,5 +1,6 @@
 """Charts of a report as PNG and SVG. matplotlib is imported when charts are drawn, not before."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,8 +23,8 @@ def write(runs: Sequence[RunFolder], folder: str | Path) -> list[Path]:
 
     step_time-*: step time by system and imbalance; speedup-*: heat map over tokens and imbalance;
     signaling-*: signaling against ranks; link-*: link utilisation; imbalance-*: rows per expert;
-    roofline-*: step time over the roofline; timeline-*: one pass, rank by rank. Raises
-    ResultsError when the folder cannot be written.
+    roofline-*: step time over the roofline; timeline-*: one pass, rank by rank, for rows with
+    phase stamps its phases. Raises ResultsError when the folder cannot be written.
     """
     from mokbench.report.charts.style import save
 
@@ -47,6 +48,7 @@ def figures(
     from mokbench.report.charts import (
         imbalance,
         link,
+        phases,
         roofline,
         signaling,
         speedup,
@@ -61,7 +63,7 @@ def figures(
         "link": link.figures(rows),
         "imbalance": imbalance.figures(rows),
         "roofline": roofline.figures(rows),
-        "timeline": timeline.figures(rows, runs, lost),
+        "timeline": itertools.chain(timeline.figures(rows, runs, lost), phases.figures(rows)),
     }
     for kind in KINDS:
         for stem, figure in drawn[kind]:

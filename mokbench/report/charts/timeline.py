@@ -35,6 +35,8 @@ def figures(
         record = row.record
         if record.ranks < 2 or record.regime != "isolated" or record.samples_file is None:
             continue
+        if record.kernel_phases:
+            continue  # charts/phases.py shows more of it
         work = Workload.of(record)._replace(tokens_per_rank=0, routing="")
         own = groups.setdefault((work, wording.regime(record), row.run), {})
         best = own.setdefault(record.name, record)
