@@ -113,11 +113,11 @@ def test_mok_matches_the_oracle(ranks):
 
 
 def variants(fabric):
-    """The smallest legal rings and others, one and two pull warps."""
+    """The smallest legal rings and others, one and four pull warps."""
     least = least_hidden_ring_tiles(SMALL, 2, fabric.num_sms)
     small = {"tile_rows": 32, "group_tiles": 2}
     rings = [{"ring_tiles": 2, "hidden_ring_tiles": least}, {"ring_tiles": 5}, {}]
-    return [MokOptions(**small, **ring, pull_warps=warps) for ring in rings for warps in (1, 2)] + [
+    return [MokOptions(**small, **ring, pull_warps=warps) for ring in rings for warps in (1, 4)] + [
         MokOptions(tile_rows=32, group_tiles=8)
     ]
 
