@@ -192,6 +192,32 @@ def test_a_rank_may_have_no_tokens():
     assert run_ranks(4, without_tokens_of_rank_one) == [True] * 4
 
 
+def zero_copy_passes(fabric):
+    """Staged once and then not again, until x is another tensor or has changed."""
+    work = workload(SMALL, fabric.ranks, 300, {"uneven": 1.0})
+    (mok, _, here), (usual, _, _) = (
+        prepared(fabric, work, TALL.model_copy(update={"zero_copy": zero}))
+        for zero in (True, False)
+    )
+    x, topk_idx, topk_weights = here
+    same, staged = [], []
+    for inputs in (x, x, x.clone(), x, x):
+        expected = usual.run(inputs, topk_idx, topk_weights).clone()
+        y = mok.run(inputs, topk_idx, topk_weights)
+        staged.append(mok.workspace._arguments.x != 0)
+        same.append(torch.equal(y, expected))
+    x.mul_(-1)
+    expected = usual.run(*here).clone()
+    same += [torch.equal(mok.run(*here), expected) for _ in range(2)]
+    mok.check()
+    return all(same), staged
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_zero_copy_stages_an_x_once(ranks):
+    assert run_ranks(ranks, zero_copy_passes) == [(True, [True, False, True, True, False])] * ranks
+
+
 def routings_back_to_back(fabric):
     """Passes with other routings and token counts, queued without a wait in between."""
     specs = [{}, {"hot_expert": 1.0}, {"masked": 1.0}, {"uneven": 1.0}]
