@@ -9,12 +9,15 @@ namespace mokbench {
 
 // Exchanges of one calibration between the clocks of two SMs.
 constexpr u32 kNumPings = 256;
+// Ticks of the GPU's timer that each of them notes, and looks at the timer until it gives up.
+constexpr u32 kNumTicks = 128;
+constexpr u32 kMaxTickLooks = 1 << 14;
 
 // Threads that speak with peers, one a peer and whole warps: barriers wait for no idle warp.
 constexpr u32 peer_threads(u32 num_ranks) { return (num_ranks + 31) / 32 * 32; }
 
 // All arrays are this rank's. Clocks are clock64's of the SM that read them: only differences of
-// the same SM mean anything, or of two SMs whose offset the pings give (fabric/clock_offset.py).
+// the same SM mean anything, or of two SMs whose offset is known (fabric/clock_offset.py).
 struct SignalArgs {
   char* segments[kMaxRanks];
   u32 rank;
@@ -32,6 +35,11 @@ struct SignalArgs {
   u64* ping_sent;
   u64* ping_seen;
   u64* ping_back;
+  // [2][2][kNumTicks], before and behind the rounds, by the mover and by the observer: what the
+  // timer showed, and between which of the SM's clocks it began to; 0 if never.
+  u64* tick_ns;
+  u64* tick_low;
+  u64* tick_high;
 };
 
 // Values a round uses up: the first for alignment, the second for the measured flag.
@@ -253,6 +261,28 @@ struct ReadyRounds {
     return true;
   }
 
+  // When the timer, which all SMs share, ticked by this SM's clock. The tick was behind the look
+  // before, since that showed the old time, and before the end of the one that showed the new.
+  __device__ __forceinline__ void note_ticks(u32 calibration, u32 side) const {
+    const u32 first = (calibration * 2 + side) * kNumTicks;
+    u64 low = ptx::clock64_cycles();
+    u64 shown = ptx::globaltimer_ns();
+    u32 tick = 0;
+    for (u32 look = 0; look < kMaxTickLooks && tick < kNumTicks; ++look) {
+      const u64 begun = ptx::clock64_cycles();
+      const u64 now = ptx::globaltimer_ns();
+      const u64 high = ptx::clock64_cycles();
+      if (now != shown) {
+        a.tick_ns[first + tick] = now;
+        a.tick_low[first + tick] = low;
+        a.tick_high[first + tick] = high;
+        ++tick;
+      }
+      low = begun;
+      shown = now;
+    }
+  }
+
   // Moves 16 bytes a peer and waits until the observer has seen them. By pull `arrived` is when
   // the bytes are in this rank's memory and the local counter is about to be raised: the fence and
   // the store behind it are the two halves of a release.
@@ -352,7 +382,12 @@ __global__ void __launch_bounds__(ready_threads(kNumRanks, kTransfer), 1)
   ReadyRounds<kNumRanks, kTransfer> rounds{self, a, signal_layout(kNumRanks), a.base};
   const auto calibrate = [&](u32 nth) {
     bool good = true;
-    if (threadIdx.x == 0) good = moves ? rounds.send_pings(nth) : rounds.answer_pings(nth);
+    if (threadIdx.x == 0) {
+      // The ticks next to the rounds.
+      if (nth == 1) rounds.note_ticks(nth, moves ? 0 : 1);
+      good = moves ? rounds.send_pings(nth) : rounds.answer_pings(nth);
+      if (nth == 0) rounds.note_ticks(nth, moves ? 0 : 1);
+    }
     rounds.exchange = a.base + kNumPings + nth * (a.rounds + 1 + kNumPings);
     return __syncthreads_and(good);
   };

@@ -7,9 +7,11 @@ from mokbench.fabric.clock_offset import (
     Calibration,
     ClockError,
     ClockOffset,
+    Ticks,
     after_payload,
     plausible,
 )
+from mokbench.fabric.cuda_signal import NUM_TICKS
 
 PINGS = 256
 FAR = 5_000_000_000_000_000  # clocks of SMs that have run for weeks, more than a float holds
@@ -104,7 +106,9 @@ def stamps(offset: int, push: bool, rounds: int = 30):
     started = FAR + 1_000_000 + 10_000 * np.arange(rounds, dtype=np.int64)
     arrived = started + 1500 + (offset if push else 0)
     clock = np.array([1_000_000, 2_000_000], dtype=np.int64)
+    none = np.zeros(4 * NUM_TICKS, dtype=np.int64)
     return found | {
+        **dict.fromkeys(("tick_ns", "tick_low", "tick_high"), none),
         "clock": clock,
         "started": started,
         "arrived": arrived,
@@ -134,3 +138,72 @@ def test_a_clock_that_cannot_be_is_refused(clock):
 
     with pytest.raises(ClockError, match="no clock of an SM"):
         us_per_cycle(np.array(clock, dtype=np.int64))
+
+
+NOW = 1_764_700_000_000_000_000  # ns: more than a float holds
+
+
+def ticks(offset: int, begin_ns: int, mhz: float = 1700.0, step_ns: int = 32, seed: int = 0):
+    """What an SM notes whose clock shows FAR + offset at NOW: looks of 30 to 90 cycles."""
+    random = np.random.default_rng(seed)
+    ns = begin_ns + step_ns * np.arange(128, dtype=np.int64)
+    at = FAR + offset + np.round((ns - NOW) * mhz / 1e3).astype(np.int64)
+    return ns, at - random.integers(15, 45, 128), at + random.integers(15, 45, 128)
+
+
+@pytest.mark.parametrize("step_ns", [32, 256, 1000])
+@pytest.mark.parametrize("offset", [0, 123_456, -987_654_321_987])
+def test_ticks_find_the_offset_that_unlike_pings_miss(offset, step_ns):
+    ping = Calibration.of(*pings(FAR, offset, 1200, 300))
+    assert ping.offset == offset + 450
+    mover = Ticks.of(*ticks(0, NOW, step_ns=step_ns, seed=1))
+    observer = Ticks.of(*ticks(offset, NOW + 3000, step_ns=step_ns, seed=2))
+    found = ping.sharpened(mover, observer)
+    assert abs(found.offset - offset) <= 12
+    assert abs(found.offset - offset) <= found.error < 150
+    assert found.round_trip == 1500
+
+
+def test_pings_count_where_ticks_are_few_or_blunt():
+    ping = Calibration.of(*pings(FAR, 77, 150, 150))
+    sharp, observer = Ticks.of(*ticks(0, NOW)), Ticks.of(*ticks(77, NOW))
+    ns, low, high = ticks(77, NOW)
+    ns[15:] = 0
+    assert Ticks.of(ns, low, high) is None
+    assert ping.sharpened(sharp, None) is ping
+    blunt = Ticks.of(observer.ns, observer.low - 300, observer.high + 300)
+    assert ping.sharpened(sharp, blunt) is ping
+
+
+def test_a_timer_that_is_not_the_same_for_both_is_refused():
+    ping = Calibration.of(*pings(FAR, 0, 850, 850))
+    mover, apart = Ticks.of(*ticks(0, NOW)), Ticks.of(*ticks(0, NOW - 1000))
+    with pytest.raises(ClockError, match="not the same for both"):
+        ping.sharpened(mover, Ticks(apart.ns + 2000, apart.low, apart.high))
+
+
+def test_clocks_that_go_back_are_refused():
+    ns, low, high = ticks(0, NOW)
+    ns[5] = ns[4]
+    with pytest.raises(ClockError, match="went back"):
+        Ticks.of(ns, low, high)
+
+
+def test_a_tick_that_was_noted_late_widens_no_bound():
+    ns, low, high = ticks(0, NOW)
+    high[40] += 5000
+    at, error = Ticks.of(ns, low, high).at(NOW)
+    assert abs(at - FAR) < 10
+    assert error < 60
+
+
+def test_the_bound_of_sharpened_clocks_is_theirs():
+    made = [
+        Calibration.of(*pings(FAR + late, 5, 850, 850)).sharpened(
+            Ticks.of(*ticks(0, NOW + late)), Ticks.of(*ticks(5, NOW + late, seed=3))
+        )
+        for late in (0, 100_000)
+    ]
+    both = ClockOffset(*made)
+    assert both.bound == max(one.error for one in made) + abs(both.drift) < 200
+    assert both.round_trip == 1700

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mokbench.fabric.clock_offset import ClockError
-from mokbench.fabric.cuda_signal import NUM_PINGS, CudaSignal, offset_of
+from mokbench.fabric.cuda_signal import NUM_PINGS, NUM_TICKS, CudaSignal, offset_of
 from mokbench.fabric.steady import LONGEST, PATIENCE_S, SHORTEST, CallSize, steady_calls
 
 
@@ -92,6 +92,9 @@ def test_one_rank_whose_clocks_moved_discards_the_call_on_all():
 ROUND_TRIP, ROUND, READY = 2400, 6000, 2000  # cycles
 
 
+NO_TICKS = np.zeros(4 * NUM_TICKS, dtype=np.int64)
+
+
 class Drifting(CudaSignal):
     """Two SMs whose clocks run unlike by ``rate``, as stamps of signal_ready; 2 GHz."""
 
@@ -115,6 +118,7 @@ class Drifting(CudaSignal):
             "ping_sent": sent,
             "ping_seen": self.observed(sent + ROUND_TRIP // 2),
             "ping_back": sent + ROUND_TRIP,
+            **dict.fromkeys(("tick_ns", "tick_low", "tick_high"), NO_TICKS),
         }
 
     def observed(self, at):

@@ -23,7 +23,7 @@ struct MokArgs {
   u32 rank;
   u32 num_tokens;
   u64 wait_bound_ns;
-  const char* x;              // [T, hidden]
+  const char* x;              // [T, hidden]; null: as the pass before left them in the segment
   const i32* topk_idx;        // [T, K], -1 is masked
   const float* topk_weights;  // [T, K]
   char* y;                    // [T, hidden]

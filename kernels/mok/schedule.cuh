@@ -20,13 +20,14 @@ struct MokSortShared {
   u32 before[kExperts];
 };
 
-// This rank's rows into its segment, ids and their number to every rank; grid-wide shares.
+// This rank's rows into its segment, unless they lie there; ids and their number to every rank.
+// Grid-wide shares.
 template <MokConfig c>
 __device__ __forceinline__ void stage_inputs(const MokPass<c>& pass) {
   const MokArgs& a = pass.a;
   const u32 thread = blockIdx.x * kMokThreads + threadIdx.x;
   const u32 stride = gridDim.x * kMokThreads;
-  const u32 num_vecs = a.num_tokens * (c.layer.hidden / kVecElements);
+  const u32 num_vecs = a.x == nullptr ? 0 : a.num_tokens * (c.layer.hidden / kVecElements);
   char* to = pass.at(a.rank, pass.kLayout.x, 0);
   for (u32 first = thread; first < num_vecs; first += kStageBatch * stride) {
     ptx::Vec16 vecs[kStageBatch];

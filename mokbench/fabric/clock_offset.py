@@ -3,6 +3,10 @@
 As in NTP: the mover notes when it sends a ping and when the answer is back, the observer when it
 sees the ping and answers. Half-way between sending and return is when it was seen, if both ways
 take the same time; the error is at most half the round trip, so the fastest ping of many counts.
+
+Both are SMs of one GPU, so they also see the same timer (PTX ISA, %globaltimer) tick, every 32 ns
+on an H200, and each notes between which of its clock's readings. That is sharper than a ping, which
+takes a microsecond. What the ticks say must lie within what the pings allow.
 """
 
 from dataclasses import dataclass
@@ -21,13 +25,52 @@ class ClockError(MokbenchError):
     """Stamps that cannot be right: nothing is reported from them."""
 
 
+# Ticks that are needed to say anything, and the share of them that counts: the sharpest ones.
+_LEAST_TICKS, _SHARE_OF_TICKS = 16, 0.5
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """By one SM's clock, the timer began to show ``ns`` between ``low`` and ``high``, cycles."""
+
+    ns: Cycles
+    low: Cycles
+    high: Cycles
+
+    @classmethod
+    def of(cls, ns: Cycles, low: Cycles, high: Cycles) -> "Ticks | None":
+        """The sharpest ticks; None of too few. Raises ClockError where a clock went back."""
+        there = ns > 0
+        if there.sum() < _LEAST_TICKS:
+            return None
+        ns, low, high = ns[there], low[there], high[there]
+        if (np.diff(ns) <= 0).any() or (np.diff(low) <= 0).any() or (high < low).any():
+            raise ClockError("a timer or an SM's clock went back while it was looked at")
+        sharp = high - low <= np.quantile(high - low, _SHARE_OF_TICKS)
+        return cls(ns[sharp], low[sharp], high[sharp])
+
+    def at(self, ns: int) -> tuple[int, float]:
+        """The SM's clock when the timer showed ``ns``, and how wrong that can be, in cycles."""
+        origin = int(self.low[0])
+        shown = (self.ns - ns).astype(np.float64)
+        low, high = (np.asarray(x - origin, np.float64) for x in (self.low, self.high))
+        slope, there = np.polyfit(shown, (low + high) / 2, 1)
+        line = there + slope * shown
+        error = float(np.maximum(high - line, line - low).max())
+        return origin + round(float(there)), error
+
+
 @dataclass(frozen=True)
 class Calibration:
-    """The fastest ping of one calibration: ``offset`` is observer's minus mover's clock."""
+    """One calibration, from its fastest ping: ``offset`` is observer's minus mover's clock.
+
+    ``error``: how wrong it can be at most, in cycles.
+    """
 
     at: int
     offset: int
     round_trip: int
+    error: float
 
     @classmethod
     def of(cls, sent: Cycles, seen: Cycles, back: Cycles) -> "Calibration":
@@ -38,7 +81,27 @@ class Calibration:
         best = int(round_trips.argmin())
         round_trip = int(round_trips[best])
         at = int(sent[best]) + round_trip // 2
-        return cls(at, int(seen[best]) - at, round_trip)
+        return cls(at, int(seen[best]) - at, round_trip, round_trip / 2)
+
+    def sharpened(self, mover: Ticks | None, observer: Ticks | None) -> "Calibration":
+        """By the ticks that both saw; as it is where they are few or no sharper than the ping.
+
+        Raises ClockError where the ticks say what the ping excludes.
+        """
+        if mover is None or observer is None:
+            return self
+        middle = int(mover.ns[0]) + int(observer.ns[-1])
+        at, error = mover.at(middle // 2)
+        seen, seen_error = observer.at(middle // 2)
+        error += seen_error
+        if abs(seen - at - self.offset) > self.error + error:
+            raise ClockError(
+                f"the timer says that two SMs' clocks are {seen - at} cycles apart, pings "
+                f"{self.offset} +- {self.error:.0f}: the timer is not the same for both"
+            )
+        if error >= self.error:
+            return self
+        return Calibration(at, seen - at, self.round_trip, error)
 
 
 @dataclass(frozen=True)
@@ -72,7 +135,7 @@ class ClockOffset:
     @property
     def bound(self) -> float:
         """Largest error of ``elapsed``, in cycles."""
-        return self.round_trip / 2 + abs(self.drift)
+        return max(self.before.error, self.behind.error) + abs(self.drift)
 
     def elapsed(self, started: Cycles, ended: Cycles) -> NDArray[np.float64]:
         """Cycles from stamps of the mover to stamps of the observer; the drift is interpolated."""

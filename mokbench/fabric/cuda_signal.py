@@ -13,6 +13,7 @@ from mokbench.fabric.clock_offset import (
     Calibration,
     ClockError,
     ClockOffset,
+    Ticks,
     after_payload,
     plausible,
     require_few_late,
@@ -21,6 +22,7 @@ from mokbench.fabric.cuda import MAX_RANKS, CudaFabric
 from mokbench.fabric.steady import steady_calls
 
 NUM_PINGS = 256  # kNumPings
+NUM_TICKS = 128  # kNumTicks
 _SOURCE = "signal.cuh"
 _WARP = 32
 # 128-byte counters and 16-byte payloads: [ranks] of a few fields, rounded up generously.
@@ -47,6 +49,9 @@ class SignalArgs(ctypes.Structure):
         ("ping_sent", ctypes.c_uint64),
         ("ping_seen", ctypes.c_uint64),
         ("ping_back", ctypes.c_uint64),
+        ("tick_ns", ctypes.c_uint64),
+        ("tick_low", ctypes.c_uint64),
+        ("tick_high", ctypes.c_uint64),
     )
 
 
@@ -63,7 +68,9 @@ def stamp_counts(rounds: int) -> dict[str, int]:
     """64-bit words of each of the arrays that the kernels fill."""
     names = ("cycles", "started", "arrived", "ready")
     pings = ("ping_sent", "ping_seen", "ping_back")
-    return {"clock": 2} | dict.fromkeys(names, rounds) | dict.fromkeys(pings, 2 * NUM_PINGS)
+    ticks = ("tick_ns", "tick_low", "tick_high")
+    counts = dict.fromkeys(names, rounds) | dict.fromkeys(pings, 2 * NUM_PINGS)
+    return {"clock": 2} | counts | dict.fromkeys(ticks, 4 * NUM_TICKS)
 
 
 def peer_threads(ranks: int) -> int:
@@ -197,11 +204,16 @@ def us_per_cycle(clock: NDArray[np.int64]) -> float:
 
 
 def offset_of(stamps: Stamps, pings: int = NUM_PINGS) -> ClockOffset:
-    """From the ``pings`` nearest to the rounds of signal_ready, before and behind them."""
+    """From the ``pings`` nearest to the rounds of signal_ready, and the timer's ticks."""
     by_call = [stamps[n].reshape(2, NUM_PINGS) for n in ("ping_sent", "ping_seen", "ping_back")]
     before = Calibration.of(*(array[0, NUM_PINGS - pings :] for array in by_call))
     behind = Calibration.of(*(array[1, :pings] for array in by_call))
-    return ClockOffset(before, behind)
+    ticks = [stamps[n].reshape(2, 2, NUM_TICKS) for n in ("tick_ns", "tick_low", "tick_high")]
+    found = []
+    for nth, calibration in enumerate((before, behind)):
+        mover, observer = (Ticks.of(*(array[nth, side] for array in ticks)) for side in (0, 1))
+        found.append(calibration.sharpened(mover, observer))
+    return ClockOffset(*found)
 
 
 def ready_cycles(

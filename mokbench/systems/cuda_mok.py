@@ -30,6 +30,7 @@ class Mok:
 
     def __init__(self) -> None:
         self._workspace: MokWorkspace | None = None
+        self._zero_copy = False
 
     @staticmethod
     def supports(cell: Cell) -> str | None:
@@ -72,6 +73,7 @@ class Mok:
         except ValueError as error:
             raise UnsupportedError(str(error)) from error
         self._workspace = MokWorkspace(setup.fabric, config, setup.w13, setup.w2)
+        self._zero_copy = options.zero_copy
 
     @property
     def notes(self) -> Sequence[str]:
@@ -80,7 +82,7 @@ class Mok:
 
     def run(self, x: "Tensor", topk_idx: "Tensor", topk_weights: "Tensor") -> "Tensor":
         """See System.run; only queues, so a fault shows in ``check``."""
-        return self.workspace.run(x, topk_idx, topk_weights)
+        return self.workspace.run(x, topk_idx, topk_weights, self._zero_copy)
 
     def check(self) -> None:
         """Raise the fault that this rank recorded; waits for the GPU."""

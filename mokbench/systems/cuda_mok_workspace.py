@@ -100,6 +100,8 @@ class MokWorkspace:
         cubin = jit.build(SOURCE, config.expression, fabric.arch)
         self._kernel = DeviceKernel(cubin, config.tiles.shared_bytes)
         self._arguments = self._fixed_arguments()
+        # Held, so that no other tensor gets its memory.
+        self._staged: tuple[Tensor, int] | None = None
         fabric.barrier()
 
     def reset(self) -> None:
@@ -107,18 +109,36 @@ class MokWorkspace:
         torch.cuda.synchronize()
         self._fabric.barrier()
         self._buffer.own.zero_()
+        self._staged = None
         for tensor in self._scratch.values():
             tensor.zero_()
         torch.cuda.synchronize()
         self._fabric.barrier()
 
-    def run(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> Tensor:
-        """y [T, H] of a whole pass."""
+    def run(
+        self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, zero_copy: bool = False
+    ) -> Tensor:
+        """y [T, H] of a whole pass.
+
+        ``zero_copy``: an x that the pass before had, unchanged since, is not staged again, as if
+        the layer before this one had written it into the segment.
+        """
         self._take_inputs(x, topk_idx, topk_weights)
+        if zero_copy and self._lies_there(x):
+            self._arguments.x = 0
         stream = torch.cuda.current_stream().cuda_stream
         arguments = [self._arguments, self._maps]
         self._kernel.launch(self.config.num_sms, THREADS, arguments, stream, cooperative=True)
         return self._y[: x.shape[0]]
+
+    def _lies_there(self, x: Tensor) -> bool:
+        """Whether the pass before staged this x; remembers it for the next one."""
+        before = self._staged
+        # Of an inference tensor no one knows whether it has changed.
+        self._staged = None if x.is_inference() else (x, x._version)
+        if before is None or self._staged is None:
+            return False
+        return before[0] is x and before[1] == x._version
 
     def check(self) -> None:
         """Raise the fault that a wait of this rank recorded; waits for the GPU."""

@@ -43,6 +43,9 @@ class MokOptions(TiledOptions):
     )
     pull_warps: int = Field(4, ge=1, le=4, description="warps of a CTA (cuda) that pull rows")
     num_sms: PositiveInt | Literal["auto"] = Field("auto", description="SMs (cuda) of the pass")
+    zero_copy: bool = Field(
+        False, description="tokens lie in the segment from an x's first pass on (cuda)"
+    )
     stamps: bool = Field(False, description="record when each role did what (cuda)")
 
     @property
@@ -62,7 +65,8 @@ class MokOptions(TiledOptions):
         """Why the host fabric cannot have these options, or None."""
         if max(self.twin_tiles["ring_tiles"], self.twin_tiles["hidden_ring_tiles"]) > _TWIN_TILES:
             return f"rings of the host fabric have at most {_TWIN_TILES} tiles"
-        names = ("tile_rows", "stages", "group_tiles", "pull_warps", "num_sms", "stamps")
+        tiles = ("tile_rows", "stages", "group_tiles")
+        names = (*tiles, "pull_warps", "num_sms", "zero_copy", "stamps")
         return self._reason(names, "the cuda fabric")
 
     @property

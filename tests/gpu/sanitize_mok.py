@@ -58,7 +58,7 @@ def mok(device: Any, table: Any, bf16: Any, case: tuple[Model, int, int, int]) -
     random = np.random.default_rng(tokens)
     least = least_hidden_ring_tiles(model, group_tiles, GRID)
     tiles = GemmConfig(tile_rows, 2, group_tiles)
-    config = MokConfig(model, 1, max(1, tokens), tiles, group_tiles, least, 2, GRID)
+    config = MokConfig(model, 1, max(1, tokens), tiles, group_tiles, least, 4, GRID)
     hidden, inner, experts = model.hidden, model.intermediate, model.experts
     x = random.integers(-2, 3, (tokens, hidden)).astype(np.float32)
     w13 = random.integers(-1, 2, (experts, 2 * inner, hidden)).astype(np.float32) / 64

@@ -113,11 +113,11 @@ def test_mok_matches_the_oracle(ranks):
 
 
 def variants(fabric):
-    """The smallest legal rings and others, one and two pull warps."""
+    """The smallest legal rings and others, one and four pull warps."""
     least = least_hidden_ring_tiles(SMALL, 2, fabric.num_sms)
     small = {"tile_rows": 32, "group_tiles": 2}
     rings = [{"ring_tiles": 2, "hidden_ring_tiles": least}, {"ring_tiles": 5}, {}]
-    return [MokOptions(**small, **ring, pull_warps=warps) for ring in rings for warps in (1, 2)] + [
+    return [MokOptions(**small, **ring, pull_warps=warps) for ring in rings for warps in (1, 4)] + [
         MokOptions(tile_rows=32, group_tiles=8)
     ]
 
@@ -190,6 +190,32 @@ def without_tokens_of_rank_one(fabric):
 
 def test_a_rank_may_have_no_tokens():
     assert run_ranks(4, without_tokens_of_rank_one) == [True] * 4
+
+
+def zero_copy_passes(fabric):
+    """Staged once and then not again, until x is another tensor or has changed."""
+    work = workload(SMALL, fabric.ranks, 300, {"uneven": 1.0})
+    (mok, _, here), (usual, _, _) = (
+        prepared(fabric, work, TALL.model_copy(update={"zero_copy": zero}))
+        for zero in (True, False)
+    )
+    x, topk_idx, topk_weights = here
+    same, staged = [], []
+    for inputs in (x, x, x.clone(), x, x):
+        expected = usual.run(inputs, topk_idx, topk_weights).clone()
+        y = mok.run(inputs, topk_idx, topk_weights)
+        staged.append(mok.workspace._arguments.x != 0)
+        same.append(torch.equal(y, expected))
+    x.mul_(-1)
+    expected = usual.run(*here).clone()
+    same += [torch.equal(mok.run(*here), expected) for _ in range(2)]
+    mok.check()
+    return all(same), staged
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_zero_copy_stages_an_x_once(ranks):
+    assert run_ranks(ranks, zero_copy_passes) == [(True, [True, False, True, True, False])] * ranks
 
 
 def routings_back_to_back(fabric):
