@@ -4,46 +4,18 @@ import json
 
 import numpy as np
 import pytest
-from fake_run import CUDA, fake_meta, row
+from mok_stamps_data import NOW, stamps
 from runs import inject, mokbench, write_config
 
-from mokbench.errors import MokbenchError, ResultsError
+from mokbench.errors import MokbenchError
 from mokbench.fabric.group import PeerLostError
 from mokbench.kernel_phases import PhaseTimes, phases_by_rank
 from mokbench.measure.phase_stamps import read_phases
 from mokbench.mok_config import STAMPS
 from mokbench.mok_stamps import mok_phase_times
-from mokbench.record import Record
 from mokbench.results import RunFolder
 from mokbench.systems import Stamped
 from mokbench.systems.cuda_mok import Mok
-
-# %globaltimer counts from 1970; float64 would lose its last digits.
-NOW = 1_790_000_000_123_456_789
-
-# Two CTAs' stamps in ns from NOW, by name.
-FULL = {
-    "begun": (1000, 1200),
-    "staged": (3000, 2500),
-    "entered": (5000, 4600),
-    "scheduled": (6100, 6500),
-    "pulled": (20000, 21000),
-    "waited": (700, 300),
-    "gemm1_begun": (7000, 7250),
-    "gemm1_ended": (30000, 29000),
-    "gemm2_begun": (15000, 14000),
-    "gemm2_ended": (40000, 41000),
-    "returned": (50000, 50100),
-    "summed": (60000, 61500),
-}
-
-
-def stamps(at=NOW, **changes):
-    """[CTA, STAMPS] of times from ``at``; "waited" and what is zero stay as they are."""
-    columns = [(FULL | changes)[name] for name in STAMPS]
-    own = np.array(columns, dtype=np.int64).T
-    since = np.array([name != "waited" for name in STAMPS])
-    return np.where((own != 0) & since, own + at, own)
 
 
 def spans_ns(times, at=NOW):
@@ -253,9 +225,9 @@ def test_a_run_keeps_what_a_system_stamped_and_report_gives_it_back(tmp_path):
     again = mokbench("run", "--resume", out, "--no-charts")
     assert again.returncode == 0, again.stderr
     done = mokbench("report", out, "--format", "json")
-    cells = {cell["system"]: cell for cell in json.loads(done.stdout)["cells"]}
-    assert cells["mok"]["kernel_phases"] == []
-    assert cells["alltoall"]["kernel_phases"] == [
+    cells = {cell["id"]: cell for cell in json.loads(done.stdout)["cells"]}
+    assert cells[rows["mok"].id]["kernel_phases"] == []
+    assert cells[rows["alltoall"].id]["kernel_phases"] == [
         {
             "rank": rank,
             "clock": rank,
@@ -266,79 +238,3 @@ def test_a_run_keeps_what_a_system_stamped_and_report_gives_it_back(tmp_path):
         }
         for rank in (0, 1)
     ]
-
-
-def stored_line(tmp_path, **changes):
-    run = RunFolder.create(tmp_path / "run", fake_meta())
-    phases = phases_by_rank([mok_phase_times(stamps()), mok_phase_times(stamps())], 1)
-    run.append(row("mok", 100.0, ranks=2, kernel_phases=phases, **CUDA))
-    run.finish("done")
-    path = run.path / "records.jsonl"
-    data = json.loads(path.read_text())
-    data["kernel_phases"][1] |= changes.pop("rank1", {})
-    data |= changes
-    path.write_text(json.dumps(data) + "\n")
-    return run.path
-
-
-SPAN = {"name": "stage", "begin_us": 0.0, "end_us": 1.0}
-
-
-@pytest.mark.parametrize(
-    "changes, said",
-    [
-        ({"rank1": {"spans": [SPAN | {"end_us": -1.0}]}}, "end_us: Input should be greater"),
-        ({"rank1": {"spans": [SPAN | {"begin_us": 2.0}]}}, "stage ends at 1.0, before 2.0"),
-        ({"rank1": {"spans": [SPAN | {"end_us": 1e300}]}}, "end_us: Input should be less"),
-        ({"rank1": {"spans": [SPAN | {"end_us": float("nan")}]}}, "end_us is nan"),
-        ({"rank1": {"spans": [SPAN | {"end_us": float("inf")}]}}, "end_us is inf"),
-        ({"rank1": {"spans": [SPAN | {"end_us": "1"}]}}, "end_us: Input should be a valid number"),
-        ({"rank1": {"spans": [SPAN | {"name": "<script>"}]}}, "name: Input should be 'stage'"),
-        ({"rank1": {"spans": [SPAN, SPAN]}}, "rank 1 has a phase twice"),
-        ({"rank1": {"spans": None}}, "spans: Input should be a valid array"),
-        ({"rank1": {"rank": 7}}, "kernel_phases are of ranks [0, 7]"),
-        ({"rank1": {"rank": 0}}, "kernel_phases are of ranks [0, 0]"),
-        ({"rank1": {"rank": -1}}, "rank: Input should be greater"),
-        ({"rank1": {"waited_us_max": 0.1}}, "waited_us_median is above"),
-        ({"rank1": {"num_ctas": 0}}, "num_ctas: Input should be greater"),
-        ({"rank1": {"more": 1}}, "more: Extra inputs"),
-        ({"kernel_phases": "all"}, "kernel_phases: Input should be a valid array"),
-        ({"ranks": 3}, "those of 3 ranks are needed"),
-        ({"status": "failed", "reason": "late", "step_time_us": None}, "may not carry"),
-    ],
-)
-@pytest.mark.parametrize("how", ["table", "json"])
-def test_stored_phases_that_cannot_be_are_refused_by_name(tmp_path, changes, said, how):
-    from click.testing import CliRunner
-
-    from mokbench.cli import main
-
-    path = stored_line(tmp_path, **json.loads(json.dumps(changes)))
-    with pytest.raises(ResultsError):
-        RunFolder.open(path).records()
-    done = CliRunner().invoke(main, ["report", str(path), "--format", how, "--no-charts"])
-    assert done.exit_code == 2, done.output
-    assert "records.jsonl:1: " in done.stderr
-    assert said in done.stderr
-    assert done.stdout == ""
-
-
-def test_a_row_of_before_has_no_phases_and_opens(tmp_path):
-    data = row("mok", 100.0, **CUDA).to_dict()
-    del data["kernel_phases"]
-    run = RunFolder.create(tmp_path / "run", fake_meta())
-    run.close()
-    line = json.dumps(data | {"record_version": 2})
-    (tmp_path / "run" / "records.jsonl").write_text(line + "\n")
-    (record,) = RunFolder.open(tmp_path / "run").records()
-    assert record.kernel_phases == []
-    assert record.step_time_us.median == 100.0
-
-
-def test_a_failed_row_carries_no_phases():
-    phases = phases_by_rank([mok_phase_times(stamps())], 1)
-    with pytest.raises(ValueError, match="kernel_phases"):
-        Record.model_validate(
-            row("mok", 1.0, ranks=1).to_dict()
-            | {"status": "failed", "reason": "x", "step_time_us": None, "kernel_phases": phases}
-        )
