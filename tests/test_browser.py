@@ -69,13 +69,13 @@ def test_a_click_on_a_filter_and_on_a_heading(
     browser: Any, baselines: Path, tmp_path: Path
 ) -> None:
     opened = Opened(browser, baselines, viewport={"width": 1280, "height": 900})
-    assert len(opened.rows("cells")) == 34
+    assert len(opened.rows("cells")) == 62
     grid = opened.page.locator("#cells")
     grid.get_by_label("system").select_option("alltoall")
     shown = opened.rows("cells")
     assert len(shown) == 6
     assert all("alltoall" in text for text in shown)
-    assert grid.locator("output").inner_text() == "6 of 34 rows"
+    assert grid.locator("output").inner_text() == "6 of 62 rows"
     grid.get_by_role("button", name="step us (95 % CI)").click()
     steps = opened.figures("cells", "step us")
     assert steps == sorted(steps)

@@ -48,7 +48,7 @@ def test_the_h200_run_is_one_launch_and_its_shared_rows_never_gate(tmp_path: Pat
     checked = check([run], tmp_path / "history")
     assert {one.call.verdict for one in checked.judged} == {Verdict.INSUFFICIENT}
     shared = [one for one in checked.judged if not one.gates]
-    assert (len(checked.judged), len(shared)) == (34, 16)
+    assert (len(checked.judged), len(shared)) == (62, 32)
     assert all("ratios do not predict NVLink" in one.words for one in shared)
     assert record(checked).recorded == 1
     (folder,) = (tmp_path / "history").iterdir()
