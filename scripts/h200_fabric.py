@@ -4,8 +4,9 @@
 
 Steps, all by default: compile (every kernel of the smoke config into an empty cache, then from it),
 overhead (the harness against a bare event loop), smoke and baselines (run folders of the configs),
-tests (pytest -m gpu), sanitizer. Logs, run folders and fabric.json (figures with machine, date,
-versions and command) land in OUT; the last lines are a short table.
+tests-fabric and tests-kernels (together pytest -m gpu: a GPU may be lent too briefly for both),
+sanitizer. Logs, run folders and fabric.json (figures with machine, date, versions and command) land
+in OUT; the last lines are a short table.
 """
 
 import os
@@ -38,7 +39,10 @@ ARCH = "sm_90a"
 # spread by 5 %. Six blocks of ten could not tell the 3 % that are asked about.
 _BLOCKS, _PASSES = 400, 1
 # Seconds after which a step is given up.
-_LIMIT_S = {"smoke": 150, "baselines": 240, "tests": 500, "sanitizer": 90}
+_LIMIT_S = {"smoke": 150, "baselines": 240, "sanitizer": 90}
+_LIMIT_S |= {"tests-fabric": 520, "tests-kernels": 520}
+# Of tests/gpu, those that need no more than one system's kernels.
+_KERNEL_TESTS = ("test_gemm.py", "test_mok.py")
 
 
 def compile_step(out: Path) -> dict[str, Any]:
@@ -226,15 +230,24 @@ def _pushed_bytes(record: Any) -> int:
     return 2 * pairs * record.hidden * 2
 
 
-def tests_step(out: Path) -> dict[str, Any]:
-    """The GPU tests up to the first that fails; the sanitizer's go first."""
-    files = sorted(map(str, Path("tests/gpu").glob("test_*.py")), key=_sanitizer_first)
-    options = ["-x", "-v", "-s", "-rs", "--durations=12", "-p", "no:cacheprovider"]
-    return command(out, "tests", "-m", "pytest", *files, *options)
+def tests_step(name: str) -> Callable[[Path], dict[str, Any]]:
+    """The GPU tests of one of the two parts, to the end; the sanitizer's go first."""
+
+    def step(out: Path) -> dict[str, Any]:
+        of_kernels = name == "tests-kernels"
+        files = [
+            str(path)
+            for path in sorted(Path("tests/gpu").glob("test_*.py"), key=_sanitizer_first)
+            if (path.name in _KERNEL_TESTS) == of_kernels
+        ]
+        options = ["-v", "-s", "-rs", "--durations=12", "-p", "no:cacheprovider"]
+        return command(out, name, "-m", "pytest", *files, *options)
+
+    return step
 
 
-def _sanitizer_first(path: str) -> tuple[bool, str]:
-    return not path.endswith("test_sanitizer.py"), path
+def _sanitizer_first(path: Path) -> tuple[bool, Path]:
+    return path.name != "test_sanitizer.py", path
 
 
 def sanitizer_step(out: Path) -> dict[str, Any]:
@@ -247,7 +260,8 @@ STEPS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "overhead": overhead_step,
     "smoke": run_step("smoke"),
     "baselines": run_step("baselines"),
-    "tests": tests_step,
+    "tests-fabric": tests_step("tests-fabric"),
+    "tests-kernels": tests_step("tests-kernels"),
     "sanitizer": sanitizer_step,
 }
 
