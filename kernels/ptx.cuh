@@ -200,7 +200,7 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
 __device__ __forceinline__ void cp_async_bulk_wait_all() {
   asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
 }
-// Shared memory written by this thread becomes visible to bulk copies.
+// Shared memory that this thread has written, or got by a barrier, becomes visible to bulk copies.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }

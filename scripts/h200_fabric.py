@@ -41,8 +41,7 @@ _BLOCKS, _PASSES = 400, 1
 # Seconds after which a step is given up.
 _LIMIT_S = {"smoke": 150, "baselines": 240, "sanitizer": 90}
 _LIMIT_S |= {"tests-fabric": 520, "tests-kernels": 520}
-# Of tests/gpu, those that need no more than one system's kernels.
-_KERNEL_TESTS = ("test_gemm.py", "test_mok.py")
+_KERNEL_TESTS = ("test_sanitizer.py", "test_gemm.py", "test_mok.py")  # of tests/gpu
 
 
 def compile_step(out: Path) -> dict[str, Any]:
@@ -231,23 +230,19 @@ def _pushed_bytes(record: Any) -> int:
 
 
 def tests_step(name: str) -> Callable[[Path], dict[str, Any]]:
-    """The GPU tests of one of the two parts, to the end; the sanitizer's go first."""
+    """The GPU tests of one of the two parts, to the end."""
 
     def step(out: Path) -> dict[str, Any]:
         of_kernels = name == "tests-kernels"
         files = [
             str(path)
-            for path in sorted(Path("tests/gpu").glob("test_*.py"), key=_sanitizer_first)
+            for path in sorted(Path("tests/gpu").glob("test_*.py"))
             if (path.name in _KERNEL_TESTS) == of_kernels
         ]
         options = ["-v", "-s", "-rs", "--durations=12", "-p", "no:cacheprovider"]
         return command(out, name, "-m", "pytest", *files, *options)
 
     return step
-
-
-def _sanitizer_first(path: Path) -> tuple[bool, Path]:
-    return path.name != "test_sanitizer.py", path
 
 
 def sanitizer_step(out: Path) -> dict[str, Any]:

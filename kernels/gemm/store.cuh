@@ -133,9 +133,13 @@ struct GemmStorer {
   }
 };
 
-// One lane sends a chunk by a bulk copy and waits until it is read.
+// One lane sends a chunk by a bulk copy and waits until it is read. What the consumers staged and
+// handed over by a barrier, the lane makes visible to the copy: a proxy fence anywhere on the way
+// will do (PTX ISA, proxy-preserved base causality order), and a consumer's fence would wait for its
+// queued wgmmas and so leave the tensor cores idle.
 __device__ __forceinline__ void send_whole(const ptx::TensorMap& map, u32 at, u32 column, u32 row) {
   if (ptx::tid_x() % 32 > 0) return;
+  ptx::fence_proxy_async();
   ptx::cp_async_bulk_tensor_store(map, at, column, row);
   ptx::cp_async_bulk_commit_group();
   ptx::cp_async_bulk_wait_group_read<0>();

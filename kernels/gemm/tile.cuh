@@ -385,7 +385,6 @@ struct GemmConsumer {
     ptx::mbarrier_wait(shared.sent(group, buffer), (laps >> buffer & 1) ^ 1);
     laps ^= 1u << buffer;
     stage_chunk<kSwiglu>(shared.staging(group, buffer), rounded, of_half);
-    ptx::fence_proxy_async();
     __syncwarp();
     if (leads_warp) ptx::mbarrier_arrive(shared.staged(group, buffer));
   }

@@ -78,6 +78,7 @@ class Device:
         return int(at)
 
     def upload(self, array: np.ndarray) -> int:
+        array = np.ascontiguousarray(array)
         at = self.allocate(array.nbytes)
         if array.nbytes:
             checked("cuMemcpyHtoD", self._driver.cuMemcpyHtoD(at, array.ctypes.data, array.nbytes))
