@@ -31,7 +31,7 @@ struct GemmOutput {
   __device__ __forceinline__ u32 k_blocks(const Work&) const { return blocks; }
   __device__ __forceinline__ u32 n(const Work&) const { return num_columns; }
   // No tile waits for another.
-  static __device__ __forceinline__ bool is_sure(u32) { return true; }
+  static __device__ __forceinline__ bool is_sure(const Work&, u32) { return true; }
   static __device__ __forceinline__ void look_ahead(const Work&, u32) {}
 
   struct Rows {};

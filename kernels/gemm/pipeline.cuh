@@ -69,6 +69,7 @@ struct GemmShared {
   __device__ __forceinline__ void init_barriers() const {
     constexpr u32 kConsumerWarps = kConsumers * kGroupThreads / 32;
     constexpr u32 kLoaders = 1;
+    constexpr u32 kStorers = kConsumers * 32;
 #pragma unroll 1
     for (u32 slot = 0; slot < c.stages; ++slot) {
       ptx::mbarrier_init(full(slot), 1);
@@ -76,7 +77,7 @@ struct GemmShared {
     }
     for (u32 slot = 0; slot < kWorkSlots; ++slot) {
       ptx::mbarrier_init(work_full(slot), 1);
-      ptx::mbarrier_init(work_empty(slot), kConsumerWarps + kLoaders + kConsumers);
+      ptx::mbarrier_init(work_empty(slot), kConsumerWarps + kLoaders + kStorers);
     }
     for (u32 i = 0; i < kStagingBuffers; ++i) {
       ptx::mbarrier_init(staged(0, i), kGroupThreads / 32);

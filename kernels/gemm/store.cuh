@@ -99,8 +99,8 @@ struct GemmStorer {
   __device__ __forceinline__ Work take_work() {
     ptx::mbarrier_wait(shared.work_full(work_place.slot), work_place.parity);
     const Work work = work_slots[work_place.slot];
-    __syncwarp();
-    if (ptx::tid_x() % 32 == 0) ptx::mbarrier_arrive(shared.work_empty(work_place.slot));
+    // Each lane gives back what it has read: registers are too short to let one read for all.
+    ptx::mbarrier_arrive(shared.work_empty(work_place.slot));
     work_place.advance();
     return work;
   }
@@ -133,10 +133,9 @@ struct GemmStorer {
   }
 };
 
-// One lane sends a chunk by a bulk copy and waits until it is read. What the consumers staged and
-// handed over by a barrier, the lane makes visible to the copy: a proxy fence anywhere on the way
-// will do (PTX ISA, proxy-preserved base causality order), and a consumer's fence would wait for its
-// queued wgmmas and so leave the tensor cores idle.
+// One lane sends a chunk by a bulk copy and waits until it is read. It makes visible to the copy
+// what the consumers staged and handed over by a barrier: a proxy fence anywhere on that way will
+// do (PTX ISA, causality order), and a consumer's would wait for its queued wgmmas.
 __device__ __forceinline__ void send_whole(const ptx::TensorMap& map, u32 at, u32 column, u32 row) {
   if (ptx::tid_x() % 32 > 0) return;
   ptx::fence_proxy_async();

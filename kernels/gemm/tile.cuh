@@ -124,7 +124,7 @@ struct GemmConsumer {
   // Whether the tile before must be staged before this one: it has too few k-blocks to do so during
   // its own, or may have to wait for others.
   __device__ __forceinline__ bool stages_first() const {
-    return output.k_blocks(work) < kChunks + 2 || !output.is_sure(group);
+    return output.k_blocks(work) < kChunks + 2 || !output.is_sure(work, group);
   }
 
   template <u32 kUnits>
@@ -160,18 +160,21 @@ struct GemmConsumer {
       place.advance();
       const bool goes_on = run_units_of(work) == kUnits && !is_part(work) && !stages_first();
       if (goes_on) begin_block();
+      wait_for_buffers();
       ptx::wgmma_wait_group<1>();
-      round_first<kRows>(sums);
+      stage_first<kRows>(sums);
       ptx::wgmma_wait_group<0>();
       if (!goes_on) break;
       saved = work.narrow * kHalfBytes;
       multiply<kRows, 0>(sums, false);
       release_previous();
+      hand_over_first();
       round_second<kRows>(sums);
       multiply<kRows, 1>(sums, false);
       place.advance();
     }
     release_previous();
+    hand_over_first();
     round_second<kRows>(sums);
   }
 
@@ -207,7 +210,9 @@ struct GemmConsumer {
     } else {
       take_sums(sums);
       set_done(c.tile_rows);
-      round_first<c.tile_rows>(sums);
+      wait_for_buffers();
+      stage_first<c.tile_rows>(sums);
+      hand_over_first();
       round_second<c.tile_rows>(sums);
     }
     next_work();
@@ -291,17 +296,24 @@ struct GemmConsumer {
     ptx::wgmma_commit_group();
   }
 
-  // Both halves of a finished tile: its first goes to shared memory, its second to packed.
+  // Both halves of a finished tile: its first goes to shared memory, its second to packed. The
+  // first's chunks are written whether the tile has them or not, and handed over when the next
+  // products are queued: meanwhile the tensor cores may have nothing else to do.
   template <u32 kRows>
-  __device__ __forceinline__ void round_first(float (&sums)[kRows]) {
+  __device__ __forceinline__ void stage_first(float (&sums)[kRows]) {
     by_kind([&](auto swiglu) {
       u32 rounded[kPacked];
       round<kRows, 0, swiglu.value>(sums, rounded);
 #pragma unroll
       for (u32 i = 0; i < ceil_div(kRows, kChunkRows); ++i) {
-        stage<swiglu.value>(i, i % kChunkBuffers, rounded, i);
+        stage_chunk<swiglu.value>(buffer_of(i), rounded, i);
       }
     });
+  }
+  __device__ __forceinline__ void hand_over_first() {
+    __syncwarp();
+#pragma unroll
+    for (u32 i = 0; i < kChunks; ++i) hand_over(i);
   }
   template <u32 kRows>
   __device__ __forceinline__ void round_second(float (&sums)[kRows]) {
@@ -312,8 +324,11 @@ struct GemmConsumer {
     by_kind([&](auto swiglu) {
 #pragma unroll
       for (u32 i = 0; i < kChunks; ++i) {
-        if (i < first || i >= end) continue;
-        stage<swiglu.value>(kChunks + i, (kChunks + i) % kChunkBuffers, packed, i);
+        if (i < first || i >= end || !has_chunk(kChunks + i)) continue;
+        wait_for_buffer((kChunks + i) % kChunkBuffers);
+        stage_chunk<swiglu.value>(buffer_of(kChunks + i), packed, i);
+        __syncwarp();
+        hand_over(kChunks + i);
       }
     });
   }
@@ -376,17 +391,26 @@ struct GemmConsumer {
     }
   }
 
-  // A warp's part of a chunk, if the tile has it and it is not yet staged; `nth` of both halves'.
-  template <bool kSwiglu>
-  __device__ __forceinline__ void stage(u32 nth, u32 buffer, const u32 (&rounded)[kPacked],
-                                        u32 of_half) {
-    if ((chunks >> nth & 1) == 0) return;
-    chunks &= ~(1u << nth);
+  // Chunks as TileChunks numbers them. To stage one: wait until its buffer's last use is sent,
+  // write into it, hand it over if the tile has it.
+  __device__ __forceinline__ bool has_chunk(u32 nth) const { return (chunks >> nth & 1) != 0; }
+  __device__ __forceinline__ u32 buffer_of(u32 nth) const {
+    return shared.staging(group, nth % kChunkBuffers);
+  }
+  __device__ __forceinline__ void wait_for_buffer(u32 buffer) const {
     ptx::mbarrier_wait(shared.sent(group, buffer), (laps >> buffer & 1) ^ 1);
-    laps ^= 1u << buffer;
-    stage_chunk<kSwiglu>(shared.staging(group, buffer), rounded, of_half);
-    __syncwarp();
-    if (leads_warp) ptx::mbarrier_arrive(shared.staged(group, buffer));
+  }
+  // The first half's.
+  __device__ __forceinline__ void wait_for_buffers() const {
+    static_assert(kChunks <= kChunkBuffers);
+#pragma unroll
+    for (u32 i = 0; i < kChunks; ++i) wait_for_buffer(i);
+  }
+  __device__ __forceinline__ void hand_over(u32 nth) {
+    if (!has_chunk(nth)) return;
+    chunks &= ~(1u << nth);
+    laps ^= 1u << nth % kChunkBuffers;
+    if (leads_warp) ptx::mbarrier_arrive(shared.staged(group, nth % kChunkBuffers));
   }
 
   template <bool kSwiglu>

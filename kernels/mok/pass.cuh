@@ -60,8 +60,8 @@ enum MokHint : u32 {
   kResolved,  // the CTA's last item that waits for no other CTA any more
   kReady,     // the last item that the scheduler saw to wait for nothing
   kFaulted,   // a wait of this CTA's loader was given up
-  kIsSure,    // of each consumer warpgroup: its next item waits for no other CTA
-  kNumHints = kIsSure + kConsumers,
+  kIsSure,    // two words of each consumer warpgroup: its next item waits for no other CTA
+  kNumHints = kIsSure + 2 * kConsumers,
 };
 
 // Groups whose tile ends fit there; those of more stay in global memory.

@@ -29,13 +29,6 @@ struct MokHints {
   __device__ __forceinline__ void set(MokHint hint, u32 value) const {
     ptx::atom_exch_release_cta_shared(at(hint), value);
   }
-  // Between a warpgroup's leader and its others, ordered by their barrier.
-  __device__ __forceinline__ bool is_sure(u32 group) const {
-    return ptx::ld_volatile_shared(at(kIsSure + group)) != 0;
-  }
-  __device__ __forceinline__ void set_sure(u32 group, bool sure) const {
-    ptx::st_volatile_shared(at(kIsSure + group), sure);
-  }
 };
 
 // The thread that takes items in the order of MokWalk and hands them on, one ahead, as the grouped
@@ -227,14 +220,17 @@ struct MokOutput {
   }
 
   // A CTA must not wait for others while it keeps back what others may wait for. The leader decides
-  // for its warpgroup.
+  // for its warpgroup. Items take turns with two words, so that none is written while the one
+  // before may still be read.
   __device__ __forceinline__ void look_ahead(const Work& next, u32 group) const {
     if (ptx::tid_x() % kGroupThreads == 0) {
-      hints.set_sure(group, reached(hints.get(kResolved), next.turn));
+      ptx::st_volatile_shared(sure_at(next, group), reached(hints.get(kResolved), next.turn));
     }
     ptx::bar_sync(1 + group, kGroupThreads);
   }
-  __device__ __forceinline__ bool is_sure(u32 group) const { return hints.is_sure(group); }
+  __device__ __forceinline__ bool is_sure(const Work& next, u32 group) const {
+    return ptx::ld_volatile_shared(sure_at(next, group)) != 0;
+  }
 
   // Of a GEMM 2's tile: lane i's are the routes of rows i, i + 32, ...
   struct Rows {
@@ -281,6 +277,9 @@ struct MokOutput {
   }
 
  private:
+  __device__ __forceinline__ u32 sure_at(const Work& next, u32 group) const {
+    return hints.at(kIsSure) + 8 * group + 4 * (next.turn & 1);
+  }
   __device__ __forceinline__ void send_hidden(u32 row, u32 at, u32 num_rows, u32 column) const {
     if (num_rows == chunk_rows(c.tiles)) {
       send_whole(maps.hidden_out, at, column, row);

@@ -193,7 +193,10 @@ def test_a_rank_may_have_no_tokens():
 
 
 def zero_copy_passes(fabric):
-    """Staged once and then not again, until x is another tensor or has changed."""
+    """Staged once and then not again, until x is another tensor or has changed.
+
+    Whether every pass gave the usual bits, and which staged; None if the rank has no tokens.
+    """
     work = workload(SMALL, fabric.ranks, 300, {"uneven": 1.0})
     (mok, _, here), (usual, _, _) = (
         prepared(fabric, work, TALL.model_copy(update={"zero_copy": zero}))
@@ -210,12 +213,14 @@ def zero_copy_passes(fabric):
     expected = usual.run(*here).clone()
     same += [torch.equal(mok.run(*here), expected) for _ in range(2)]
     mok.check()
-    return all(same), staged
+    return all(same), staged if len(x) > 0 else None
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_zero_copy_stages_an_x_once(ranks):
-    assert run_ranks(ranks, zero_copy_passes) == [(True, [True, False, True, True, False])] * ranks
+    answers = run_ranks(ranks, zero_copy_passes)
+    assert answers[-1] == (True, [True, False, True, True, False])
+    assert all(answer in (answers[-1], (True, None)) for answer in answers), answers
 
 
 def routings_back_to_back(fabric):
