@@ -4,7 +4,7 @@ Nothing here needs a GPU. The layout of shared memory mirrors gemm_layout of ker
 """
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, sqrt
 
 SOURCE = "gemm/grouped.cuh"
 HALF_COLS = 128  # kHalfCols
@@ -120,6 +120,15 @@ class GemmCost:
     tile_rows: int
     tiles: int
     cycles: float
+
+
+def planned_rows(mean: float) -> float:
+    """Rows of an expert to choose tiles for, where random routing gives it ``mean`` on the average.
+
+    One standard deviation more: of tiles that just fit the mean, half of the experts need a second
+    one, which takes as long as the first where reading the weights does.
+    """
+    return mean + sqrt(mean)
 
 
 def gemm_cost(tile_rows: int, rows: float, experts: int, n: int, k: int, num_sms: int) -> GemmCost:

@@ -12,6 +12,7 @@ from mokbench.gemm_config import (
     gemm_cost,
     gemm_problem,
     may_split,
+    planned_rows,
 )
 from mokbench.systems.options import GemmOptions
 from mokbench.workload import Cell, Dtype, Model, Workload
@@ -91,7 +92,7 @@ class GemmChoice:
 def choose(work: Workload, options: GemmOptions, num_sms: int) -> GemmChoice:
     """For one rank: rows as balanced routing would give them, on ``num_sms`` SMs."""
     model = work.model
-    rows = work.tokens_per_rank * work.ranks * model.top_k / model.experts
+    rows = planned_rows(work.tokens_per_rank * work.ranks * model.top_k / model.experts)
     experts = model.experts // work.ranks
     found: dict[str, GemmConfig] = {}
     notes = []
