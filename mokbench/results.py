@@ -30,6 +30,7 @@ from mokbench.errors import ResultsError
 from mokbench.figures import Imbalance, Quantity, SignalPoint, StepTime
 from mokbench.machine import Machine
 from mokbench.record import METHOD_VERSION, RECORD_VERSION, Record, parse_record
+from mokbench.run_glob import READABLE, globbed
 from mokbench.run_meta import RunMeta, RunStatus, read_meta
 from mokbench.sample_file import SAMPLE_TYPES
 
@@ -48,8 +49,6 @@ __all__ = [
     "StepTime",
     "open_runs",
 ]
-
-_READABLE = "make it readable, or leave it out"
 
 
 class RunFolder:
@@ -255,32 +254,16 @@ def open_runs(patterns: Iterable[str | Path]) -> list[RunFolder]:
     paths: dict[Path, None] = {}
     for pattern in map(Path, patterns):
         found = [pattern]
-        with as_results_error(pattern, "reading", _READABLE):
+        with as_results_error(pattern, "reading", READABLE):
             there = pattern.exists()
         if not there:
-            found = _globbed(pattern)
+            found = globbed(pattern)
         if not found:
             raise ResultsError(f"{pattern}: no such run folder, and as a glob it matches none")
         paths.update(dict.fromkeys(path.resolve() for path in found))
     if not paths:
         raise ResultsError("no run folder given; name one or more, or a glob of them")
     return [RunFolder.open(path) for path in paths]
-
-
-def _globbed(pattern: Path) -> list[Path]:
-    try:
-        inside = sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
-    except ValueError as error:
-        raise ResultsError(f"{pattern}: no path and no glob: {error}") from error
-    found = []
-    for path in inside:
-        # To pass over what cannot be read would judge the rest as if it were all.
-        with as_results_error(path, "reading", _READABLE):
-            if (path / "run.json").is_file():
-                found.append(path)
-            elif path.is_dir():
-                warnings.warn(f"{path}: passed over, it has no run.json", stacklevel=3)
-    return found
 
 
 def _file_stem(record_id: str) -> str:
