@@ -14,13 +14,12 @@ from typing import Any
 import click
 
 from mokbench import __version__
-from mokbench.command_group import CommandGroup
+from mokbench.command_group import EXIT_INTERRUPTED, CommandGroup
 from mokbench.errors import ConfigError, MokbenchError, ResultsError
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 EXIT_BAD_USAGE = 2
 EXIT_CELLS_FAILED = 3
-EXIT_INTERRUPTED = 130
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
