@@ -150,7 +150,7 @@ _FORMAT = click.option(
 @_METRIC
 @_FLOOR
 @click.option("--launch-noise", callback=_share, help="How launches differ, if known, as 1%.")
-@click.option("--force", is_flag=True, help="Compare machines or method versions that differ.")
+@click.option("--force", is_flag=True, help="Warn of what differs or is unfinished only.")
 @_EXPLAIN
 @_FORMAT
 def compare(a: str, b: str, force: bool, format_: str, **options: Any) -> None:

@@ -25,7 +25,12 @@ from mokbench.regression.levels import good_commit
 from mokbench.regression.verdict import Limits, Verdict
 from mokbench.report import units
 from mokbench.results import RunFolder, open_runs
-from mokbench.run_checks import refuse_stale_key, refuse_torn, refuse_unknown_method
+from mokbench.run_checks import (
+    refuse_stale_key,
+    refuse_torn,
+    refuse_unfinished,
+    refuse_unknown_method,
+)
 
 _ENDLESS = 10_000
 
@@ -189,6 +194,7 @@ def compare_command(
         one_kind([*base, *found])
         for run in [*sides[0], *sides[1]]:
             refuse_unknown_method(run)
+            refuse_unfinished(run)
             refuse_stale_key(run.path / "run.json", run.meta.machine)
     except ResultsError as error:
         if not force:
@@ -214,8 +220,6 @@ def compare_command(
 def _launches(runs: Sequence[RunFolder]) -> list[Launch]:
     for run in runs:
         refuse_torn(run)
-        if run.meta.status in ("running", "interrupted"):
-            click.echo(f"warning: {run.path}: {run.meta.status}, has not all its rows", err=True)
     launches = [Launch.of(run) for run in runs]
     one_kind(launches)
     refuse_copies(launches)

@@ -34,7 +34,7 @@ from mokbench.row_checks import implausible, not_finite
 if TYPE_CHECKING:
     from mokbench.workload import Cell
 
-RECORD_VERSION = 3
+RECORD_VERSION = 4
 _OLDEST_RECORD_VERSION = 1
 METHOD_VERSION = 1
 

@@ -140,7 +140,7 @@ class RunFolder:
             if check is not None:
                 check(run)
             code = list(dict.fromkeys([*meta.code, code_version()]))
-            update = {"status": "running", "finished": None, "code": code}
+            update = {"status": "running", "finished": None, "rows": None, "code": code}
             run.meta = meta.model_copy(update=update | {"record_version": RECORD_VERSION})
             run._write_meta()
         except ResultsError:
@@ -206,8 +206,10 @@ class RunFolder:
     def finish(self, status: RunStatus) -> None:
         """Store how the run ended and let go of the folder."""
         self._must_write()
-        self.meta = self.meta.model_copy(update={"status": status, "finished": _now()})
         try:
+            rows = len(self._lines()[0])
+            update = {"status": status, "finished": _now(), "rows": rows}
+            self.meta = self.meta.model_copy(update=update)
             self._write_meta()
         finally:
             self.close()
@@ -233,10 +235,14 @@ class RunFolder:
         with as_results_error(path, "storing the run's description", "rows are safe; free space"):
             replace_file(path, self.meta.model_dump_json(indent=1).encode() + b"\n")
 
-    def _all_records(self) -> list[Record]:
+    def _lines(self) -> tuple[list[bytes], int]:
         path = self.path / "records.jsonl"
         with as_results_error(path, "reading", "make it readable"):
-            lines, torn = whole_lines(path)
+            return whole_lines(path)
+
+    def _all_records(self) -> list[Record]:
+        path = self.path / "records.jsonl"
+        lines, torn = self._lines()
         size = sum(map(len, lines))
         if self._read is None or self._read[0] != size:
             if torn:

@@ -96,8 +96,8 @@ def candidates_of(
     old = len(launches) - len(new)
     if not old:
         return new
-    part = f"{old} of the {len(launches)} runs given" if new else f"all {old} runs given"
-    have = f"{part} are in the history already"
+    some = f"{old} of the {len(launches)} runs given are"
+    have = f"{some if new else f'the runs given ({old}) are all'} in the history already"
     if len(new) >= least_candidate or 0 < len(new) <= len(launches) < least_candidate:
         warnings.warn(f"{have} and count as base; the {len(new)} others are judged", stacklevel=3)
         return new
