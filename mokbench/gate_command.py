@@ -68,6 +68,7 @@ def check_command(request: CheckRequest) -> int:
     if not request.runs:
         raise ConfigError(["check: give the RUNS to judge"])
     runs = open_runs(request.runs)
+    _refuse_no_text(request, runs)
     checked = check(
         runs,
         request.history,
@@ -87,6 +88,24 @@ def check_command(request: CheckRequest) -> int:
     with contextlib.suppress(BrokenPipeError):
         _show(request, checked)
     return checked.exit_code(request.strict)
+
+
+def _refuse_no_text(request: CheckRequest, runs: Sequence[RunFolder]) -> None:
+    """Raise ConfigError for bytes that are no UTF-8, before a history that cannot hold them."""
+    told = {"--commit": request.commit, "--accept": request.accept}
+    if request.record or request.accept is not None:
+        told |= {f"run folder {i}": run.path.name for i, run in enumerate(runs, 1)}
+    bad = {name: text for name, text in told.items() if text and not _is_text(text)}
+    if bad:
+        raise ConfigError([f"{name}: {text!r} is no UTF-8 text" for name, text in bad.items()])
+
+
+def _is_text(found: str) -> bool:
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _say_good_commit(request: CheckRequest) -> int:

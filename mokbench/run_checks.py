@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from mokbench.brief import brief
 from mokbench.cell_digest import cell_digest, lacks_defaults
 from mokbench.durable import as_results_error, whole_lines
 from mokbench.errors import ResultsError
@@ -90,8 +91,9 @@ def refuse_unknown_method(run: RunFolder) -> None:
     if not 1 <= found <= METHOD_VERSION:
         known = "1" if METHOD_VERSION == 1 else f"1 to {METHOD_VERSION}"
         raise ResultsError(
-            f"{run.path / 'run.json'}: was measured with method version {found}, this mokbench "
-            f"knows {known} and cannot say what its figures mean; use the mokbench that measured it"
+            f"{run.path / 'run.json'}: was measured with method version {brief(found)}, this "
+            f"mokbench knows {known} and cannot say what its figures mean; use the one that "
+            "measured it"
         )
 
 
