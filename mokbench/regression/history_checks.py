@@ -9,6 +9,7 @@ from mokbench.durable import as_results_error
 from mokbench.errors import ResultsError
 from mokbench.regression.launch import Launch
 from mokbench.regression.levels import Level
+from mokbench.regression.verdict import Limits
 
 _RESTORE = "restore it from version control"
 
@@ -82,9 +83,7 @@ def candidates_of(
     launches: Sequence[Launch],
     recorded: Collection[str],
     others: int,
-    *,
-    least_base: int,
-    least_candidate: int,
+    limits: Limits,
 ) -> list[Launch]:
     """Leave out what the history has: a glob finds earlier nights too, and they are its base.
 
@@ -98,15 +97,15 @@ def candidates_of(
         return new
     some = f"{old} of the {len(launches)} runs given are"
     have = f"{some if new else f'the runs given ({old}) are all'} in the history already"
-    if len(new) >= least_candidate or 0 < len(new) <= len(launches) < least_candidate:
+    if len(new) >= limits.least_candidate or 0 < len(new) <= len(launches) < limits.least_candidate:
         warnings.warn(f"{have} and count as base; the {len(new)} others are judged", stacklevel=3)
         return new
-    if new and old >= least_candidate:
+    if new and old >= limits.least_candidate:
         raise ResultsError(
-            f"{have}, and the {len(new)} others are too few to judge, {least_candidate} are "
+            f"{have}, and the {len(new)} others are too few to judge, {limits.least_candidate} are "
             "needed; name only the runs of one check, or measure more"
         )
-    if others < least_base <= others + old:
+    if others < limits.least_base <= others + old:
         raise ResultsError(
             f"{have}, which has {others} others: too few to judge them by; name the runs that are "
             "new"
