@@ -14,13 +14,12 @@ from typing import Any
 import click
 
 from mokbench import __version__
-from mokbench.command_group import CommandGroup
+from mokbench.command_group import EXIT_INTERRUPTED, CommandGroup
 from mokbench.errors import ConfigError, MokbenchError, ResultsError
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 EXIT_BAD_USAGE = 2
 EXIT_CELLS_FAILED = 3
-EXIT_INTERRUPTED = 130
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -151,7 +150,7 @@ _FORMAT = click.option(
 @_METRIC
 @_FLOOR
 @click.option("--launch-noise", callback=_share, help="How launches differ, if known, as 1%.")
-@click.option("--force", is_flag=True, help="Compare machines or method versions that differ.")
+@click.option("--force", is_flag=True, help="Warn of what differs or is unfinished only.")
 @_EXPLAIN
 @_FORMAT
 def compare(a: str, b: str, force: bool, format_: str, **options: Any) -> None:

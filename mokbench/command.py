@@ -126,7 +126,7 @@ def _measure(
         _say(str(error))
         return FAILED
     except MokbenchError as error:
-        folder.finish("failed")
+        folder.finish("aborted")
         _say(f"error: {error}\nWhat was measured is stored. Go on: {again}")
         return FAILED
     wanted = {cell.id for cell in cells}

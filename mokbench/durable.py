@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import time
 import warnings
@@ -17,10 +18,10 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def append_line(path: Path, text: str) -> None:
-    """Append one line and sync it; on an error the file is cut back to what it held before.
+    """Append one line, or several joined by newlines, and sync: all or, on an error, none.
 
-    A full disk (ENOSPC), a quota or RLIMIT_FSIZE (EFBIG) can accept part of a line: the cut back
-    is what keeps the lines before it readable. Raises OSError.
+    A full disk (ENOSPC), a quota or RLIMIT_FSIZE (EFBIG) can accept a part: the file is then cut
+    back to what it held before. Raises OSError.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -69,11 +70,26 @@ def whole_lines(path: Path) -> tuple[list[bytes], int]:
 
 
 def cut_torn_line(path: Path) -> int:
-    """Remove a last line that a crash left without its end; returns the bytes removed."""
+    """Remove a last line that a crash left without its end; returns the bytes removed.
+
+    One that lacks nothing but its newline is kept, and gets it. Raises OSError.
+    """
     torn = whole_lines(path)[1]
-    if torn:
-        os.truncate(path, path.stat().st_size - torn)
+    if not torn:
+        return 0
+    if is_whole_object(path.read_bytes()[-torn:]):
+        append_line(path, "")
+        return 0
+    os.truncate(path, path.stat().st_size - torn)
     return torn
+
+
+def is_whole_object(line: bytes) -> bool:
+    """Whether a line without its newline is all there: no part of a JSON object is one."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 class Lock:
@@ -82,6 +98,8 @@ class Lock:
     def __init__(self, folder: Path, wait_s: float = _LOCK_WAIT_S) -> None:
         """Take the lock. Raises ResultsError when another one holds it for longer than wait_s."""
         path = folder / ".lock"
+        if path.is_dir():
+            raise ResultsError(f"{path}: is a folder, and must be a file to lock: remove it")
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _lock_soon(self._descriptor, wait_s)

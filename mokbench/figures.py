@@ -105,9 +105,9 @@ class RankPhases(Figures):
     largest over ``num_ctas`` CTAs.
     """
 
-    rank: int = Field(ge=0)
-    clock: int = Field(ge=0)
-    num_ctas: int = Field(ge=1)
+    rank: int = Field(ge=0, le=1 << 31)
+    clock: int = Field(ge=0, le=1 << 31)
+    num_ctas: int = Field(ge=1, le=1 << 31)
     spans: list[PhaseSpan]
     waited_us_median: _PhaseUs
     waited_us_max: _PhaseUs
@@ -129,7 +129,7 @@ class SignalPoint(Figures):
     where the ranks were not, so that a thread may have waited for its turn on a core.
     """
 
-    ranks: int
+    ranks: int = Field(ge=1, le=1 << 31)
     fabric: Fabric
     link: Link
     oversubscribed: bool = False

@@ -25,7 +25,12 @@ from mokbench.regression.levels import good_commit
 from mokbench.regression.verdict import Limits, Verdict
 from mokbench.report import units
 from mokbench.results import RunFolder, open_runs
-from mokbench.run_checks import refuse_stale_key, refuse_torn, refuse_unknown_method
+from mokbench.run_checks import (
+    refuse_stale_key,
+    refuse_torn,
+    refuse_unfinished,
+    refuse_unknown_method,
+)
 
 _ENDLESS = 10_000
 
@@ -63,6 +68,7 @@ def check_command(request: CheckRequest) -> int:
     if not request.runs:
         raise ConfigError(["check: give the RUNS to judge"])
     runs = open_runs(request.runs)
+    _refuse_no_text(request, runs)
     checked = check(
         runs,
         request.history,
@@ -82,6 +88,24 @@ def check_command(request: CheckRequest) -> int:
     with contextlib.suppress(BrokenPipeError):
         _show(request, checked)
     return checked.exit_code(request.strict)
+
+
+def _refuse_no_text(request: CheckRequest, runs: Sequence[RunFolder]) -> None:
+    """Raise ConfigError for bytes that are no UTF-8, before a history that cannot hold them."""
+    told = {"--commit": request.commit, "--accept": request.accept}
+    if request.record or request.accept is not None:
+        told |= {f"run folder {i}": run.path.name for i, run in enumerate(runs, 1)}
+    bad = {name: text for name, text in told.items() if text and not _is_text(text)}
+    if bad:
+        raise ConfigError([f"{name}: {text!r} is no UTF-8 text" for name, text in bad.items()])
+
+
+def _is_text(found: str) -> bool:
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _say_good_commit(request: CheckRequest) -> int:
@@ -189,6 +213,7 @@ def compare_command(
         one_kind([*base, *found])
         for run in [*sides[0], *sides[1]]:
             refuse_unknown_method(run)
+            refuse_unfinished(run)
             refuse_stale_key(run.path / "run.json", run.meta.machine)
     except ResultsError as error:
         if not force:
@@ -214,8 +239,6 @@ def compare_command(
 def _launches(runs: Sequence[RunFolder]) -> list[Launch]:
     for run in runs:
         refuse_torn(run)
-        if run.meta.status in ("running", "interrupted"):
-            click.echo(f"warning: {run.path}: {run.meta.status}, has not all its rows", err=True)
     launches = [Launch.of(run) for run in runs]
     one_kind(launches)
     refuse_copies(launches)

@@ -35,6 +35,8 @@ _KEY_FIELDS = (
     "memory_gib",
     "virtualization",
 )
+# Arithmetic on more, which only a damaged file has, overflows.
+_MOST_BYTES = 1 << 60
 
 
 class Machine(BaseModel):
@@ -46,7 +48,7 @@ class Machine(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     gpu: str | None = None
-    gpus: int = 0
+    gpus: int = Field(0, ge=0, le=1 << 20)
     driver: str | None = None
     cuda: str | None = None
     torch: str | None = None
@@ -55,13 +57,13 @@ class Machine(BaseModel):
     cpu: str = ""
     key: str = ""
     topology: str | None = None
-    gpu_memory_bytes: int | None = None
+    gpu_memory_bytes: int | None = Field(None, ge=0, le=_MOST_BYTES)
     gpu_uuids: list[str] = Field(default_factory=list)
     gpu_note: str | None = None
-    sockets: int = 1
-    cores: int = 1
-    usable_cores: int = 1
-    memory_bytes: int = 0
+    sockets: int = Field(1, ge=1, le=1 << 20)
+    cores: int = Field(1, ge=1, le=1 << 20)
+    usable_cores: int = Field(1, ge=1, le=1 << 20)
+    memory_bytes: int = Field(0, ge=0, le=_MOST_BYTES)
     os: str = ""
     kernel: str = ""
     python: str = ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
+from mokbench.brief import brief
 from mokbench.cell_digest import cell_digest
 from mokbench.errors import ResultsError
 from mokbench.figures import (
@@ -34,7 +35,7 @@ from mokbench.row_checks import implausible, not_finite
 if TYPE_CHECKING:
     from mokbench.workload import Cell
 
-RECORD_VERSION = 3
+RECORD_VERSION = 4
 _OLDEST_RECORD_VERSION = 1
 METHOD_VERSION = 1
 
@@ -292,7 +293,7 @@ def check_version(where: str, data: Any) -> None:
     if isinstance(found, int) and not _OLDEST_RECORD_VERSION <= found <= RECORD_VERSION:
         age = "a newer" if found > RECORD_VERSION else "an older"
         raise ResultsError(
-            f"{where}: written by {age} mokbench (record_version {found}, this one reads "
+            f"{where}: written by {age} mokbench (record_version {brief(found)}, this one reads "
             f"{_OLDEST_RECORD_VERSION} to {RECORD_VERSION}); use that version to read it, or "
             "measure again"
         )

@@ -30,6 +30,7 @@ from mokbench.errors import ResultsError
 from mokbench.figures import Imbalance, Quantity, SignalPoint, StepTime
 from mokbench.machine import Machine
 from mokbench.record import METHOD_VERSION, RECORD_VERSION, Record, parse_record
+from mokbench.run_glob import READABLE, globbed
 from mokbench.run_meta import RunMeta, RunStatus, read_meta
 from mokbench.sample_file import SAMPLE_TYPES
 
@@ -48,8 +49,6 @@ __all__ = [
     "StepTime",
     "open_runs",
 ]
-
-_READABLE = "make it readable, or leave it out"
 
 
 class RunFolder:
@@ -141,7 +140,7 @@ class RunFolder:
             if check is not None:
                 check(run)
             code = list(dict.fromkeys([*meta.code, code_version()]))
-            update = {"status": "running", "finished": None, "code": code}
+            update = {"status": "running", "finished": None, "rows": None, "code": code}
             run.meta = meta.model_copy(update=update | {"record_version": RECORD_VERSION})
             run._write_meta()
         except ResultsError:
@@ -207,8 +206,10 @@ class RunFolder:
     def finish(self, status: RunStatus) -> None:
         """Store how the run ended and let go of the folder."""
         self._must_write()
-        self.meta = self.meta.model_copy(update={"status": status, "finished": _now()})
         try:
+            rows = len(self._lines()[0])
+            update = {"status": status, "finished": _now(), "rows": rows}
+            self.meta = self.meta.model_copy(update=update)
             self._write_meta()
         finally:
             self.close()
@@ -234,10 +235,14 @@ class RunFolder:
         with as_results_error(path, "storing the run's description", "rows are safe; free space"):
             replace_file(path, self.meta.model_dump_json(indent=1).encode() + b"\n")
 
-    def _all_records(self) -> list[Record]:
+    def _lines(self) -> tuple[list[bytes], int]:
         path = self.path / "records.jsonl"
         with as_results_error(path, "reading", "make it readable"):
-            lines, torn = whole_lines(path)
+            return whole_lines(path)
+
+    def _all_records(self) -> list[Record]:
+        path = self.path / "records.jsonl"
+        lines, torn = self._lines()
         size = sum(map(len, lines))
         if self._read is None or self._read[0] != size:
             if torn:
@@ -255,32 +260,16 @@ def open_runs(patterns: Iterable[str | Path]) -> list[RunFolder]:
     paths: dict[Path, None] = {}
     for pattern in map(Path, patterns):
         found = [pattern]
-        with as_results_error(pattern, "reading", _READABLE):
+        with as_results_error(pattern, "reading", READABLE):
             there = pattern.exists()
         if not there:
-            found = _globbed(pattern)
+            found = globbed(pattern)
         if not found:
             raise ResultsError(f"{pattern}: no such run folder, and as a glob it matches none")
         paths.update(dict.fromkeys(path.resolve() for path in found))
     if not paths:
         raise ResultsError("no run folder given; name one or more, or a glob of them")
     return [RunFolder.open(path) for path in paths]
-
-
-def _globbed(pattern: Path) -> list[Path]:
-    try:
-        inside = sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
-    except ValueError as error:
-        raise ResultsError(f"{pattern}: no path and no glob: {error}") from error
-    found = []
-    for path in inside:
-        # To pass over what cannot be read would judge the rest as if it were all.
-        with as_results_error(path, "reading", _READABLE):
-            if (path / "run.json").is_file():
-                found.append(path)
-            elif path.is_dir():
-                warnings.warn(f"{path}: passed over, it has no run.json", stacklevel=3)
-    return found
 
 
 def _file_stem(record_id: str) -> str:

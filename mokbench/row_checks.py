@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from mokbench.brief import brief
 from mokbench.figures import Quantity, StepTime
 
 if TYPE_CHECKING:
@@ -15,6 +16,20 @@ if TYPE_CHECKING:
 
 # Farther out than anything measured, in any unit here; arithmetic beyond them overflows.
 LEAST, MOST = 1e-12, 1e18
+# Of ranks, tokens and the like: far beyond what configs allow.
+_MOST_COUNT = 1 << 31
+_COUNTS = (
+    "ranks",
+    "nodes",
+    "ranks_per_gpu",
+    "hidden",
+    "intermediate",
+    "experts",
+    "top_k",
+    "attempt",
+)
+# A rank may have no tokens.
+_COUNTS_OR_NONE = ("tokens_per_rank", "rejected_samples", "num_sms")
 # Nothing takes no time, and no clock stands still: docs/metrics.md, "null, never 0".
 _ABOVE_ZERO = (
     "min_step_us",
@@ -46,6 +61,9 @@ _NOT_BELOW_ZERO = (
     "noise",
     "rel_error",
     "nan_count",
+    "timer_step_us",
+    "mma_utilization",
+    "seed",
 )
 
 
@@ -62,15 +80,29 @@ def implausible(record: "Record") -> str | None:
     """Say which figure of a row cannot be, with its value; null for a sound row."""
     if (step := record.step_time_us) is not None and (problem := _step_problem(step)):
         return problem
-    for name in _ABOVE_ZERO:
-        value = getattr(record, name)
-        if value is not None and (problem := not_positive(value)):
-            return f"{name} is {problem}"
-    for name in _NOT_BELOW_ZERO:
-        value = getattr(record, name)
-        if value is not None and (problem := _negative(value)):
-            return f"{name} is {problem}"
+    if problem := _count_problem(record):
+        return problem
+    for names, problem_of in ((_ABOVE_ZERO, not_positive), (_NOT_BELOW_ZERO, _negative)):
+        for name in names:
+            value = getattr(record, name)
+            if value is not None and (problem := problem_of(value)):
+                return f"{name} is {problem}"
     return _list_problem(record)
+
+
+def _count_problem(record: "Record") -> str | None:
+    for names, least in ((_COUNTS, 1), (_COUNTS_OR_NONE, 0)):
+        for name in names:
+            value = getattr(record, name)
+            if value is not None and not least <= value <= _MOST_COUNT:
+                return f"{name} is {brief(value)}, {least} to {_MOST_COUNT} is needed"
+    share = record.hold_expired_share
+    if share is not None and not 0 <= share <= 1:
+        return f"hold_expired_share is {share}, a share is 0 to 1"
+    for name, moved in record.traffic or ():
+        if problem := _negative(moved):
+            return f"traffic.{name} is {problem}"
+    return None
 
 
 def _list_problem(record: "Record") -> str | None:
@@ -84,7 +116,7 @@ def _list_problem(record: "Record") -> str | None:
         if problem := quantity_problem(name, quantity):
             return problem
     phases = [found.rank for found in record.kernel_phases]
-    if phases and phases != list(range(record.ranks)):
+    if phases and (len(phases) != record.ranks or phases != list(range(record.ranks))):
         return f"kernel_phases are of ranks {phases[:9]}, those of {record.ranks} ranks are needed"
     return None
 
@@ -95,8 +127,8 @@ def _step_problem(step: StepTime) -> str | None:
         value = getattr(step, name)
         if value is not None and (problem := not_positive(value)):
             return f"step_time_us.{name} is {problem}"
-    if step.n < 1:
-        return f"step_time_us.n is {step.n}, a median needs a sample"
+    if not 1 <= step.n <= _MOST_COUNT:
+        return f"step_time_us.n is {brief(step.n)}, a median needs a sample, and none that many"
     if not step.min <= step.median <= step.p95:
         return (
             f"step_time_us.median is {step.median}, outside its own min {step.min} and "
@@ -115,22 +147,25 @@ def quantity_problem(name: str, quantity: Quantity) -> str | None:
         value = getattr(quantity, part)
         if value is not None and (problem := _negative(value)):
             return f"{name}.{part} is {problem}"
+    if not 1 <= quantity.n <= _MOST_COUNT:
+        return f"{name}.n is {brief(quantity.n)}, 1 to {_MOST_COUNT} is needed"
     return None
 
 
 def not_positive(value: float) -> str | None:
     """Say what ``value`` is where no time, size or clock can be it; null where one can."""
-    if not (math.isfinite(value) and value > 0):
-        return f"{value}, a finite number above 0 is needed"
+    # Compared, not asked of math: an integer of 400 digits fits in no float.
+    if not 0 < value < math.inf:
+        return f"{brief(value)}, a finite number above 0 is needed"
     if not LEAST <= value <= MOST:
-        return f"{value}, a number from {LEAST:g} to {MOST:g} is needed"
+        return f"{brief(value)}, a number from {LEAST:g} to {MOST:g} is needed"
     return None
 
 
 def _negative(value: float) -> str | None:
-    if not (value >= 0 and math.isfinite(value)):
-        return f"{value}, a finite number that is not negative is needed"
-    return None if value <= MOST else f"{value}, a number up to {MOST:g} is needed"
+    if not 0 <= value < math.inf:
+        return f"{brief(value)}, a finite number that is not negative is needed"
+    return None if value <= MOST else f"{brief(value)}, a number up to {MOST:g} is needed"
 
 
 def _numbers(path: str, value: Any) -> Iterator[tuple[str, float]]:

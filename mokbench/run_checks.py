@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from mokbench.brief import brief
 from mokbench.cell_digest import cell_digest, lacks_defaults
 from mokbench.durable import as_results_error, whole_lines
 from mokbench.errors import ResultsError
@@ -15,27 +16,37 @@ def refuse_unfinished(run: RunFolder) -> None:
     """Raise ResultsError for a run that goes on or stopped half way: its rows are a selection."""
     if run.meta.status == "running":
         raise ResultsError(f"{run.path}: is still being measured; wait for it to end")
-    if run.meta.status == "interrupted":
+    status = run.meta.status
+    if status == "failed" and run.meta.rows is None:
+        # An older mokbench said so of both; what failed to its end has a row that says why.
+        rows = RunFolder.open(run.path).records()
+        status = "failed" if any(row.status != "ok" for row in rows) else "aborted"
+    if status in ("interrupted", "aborted"):
         raise ResultsError(
-            f"{run.path}: was interrupted; finish it (mokbench run --resume {run.path}) or leave "
-            "it out"
+            f"{run.path}: was {status}; finish it (mokbench run --resume {run.path}) or leave it "
+            "out"
         )
 
 
 def refuse_torn(run: RunFolder) -> None:
-    """Raise ResultsError where a run that ended has a last row without its end.
+    """Raise ResultsError where a run that ended has lost rows, or the end of the last one.
 
-    Only a crash in the middle of a run leaves one, and that run says so: here the file was cut.
+    Only a crash in the middle of a run does that, and that run says so: here the file was cut.
     """
     if run.meta.status in ("running", "interrupted"):
         return
     path = run.path / "records.jsonl"
     with as_results_error(path, "reading", "make it readable"):
-        torn = whole_lines(path)[1]
+        lines, torn = whole_lines(path)
+    again = f"measure what is lost again: mokbench run --resume {run.path}"
     if torn:
         raise ResultsError(
-            f"{path}: the run ended, but its last row is cut short; restore "
-            f"the file, or measure that cell again: mokbench run --resume {run.path}"
+            f"{path}: the run ended, but its last row is cut short; restore the file, or {again}"
+        )
+    if run.meta.rows is not None and run.meta.rows != len(lines):
+        raise ResultsError(
+            f"{path}: has {len(lines)} rows, but the run ended with {run.meta.rows}; restore the "
+            f"file, or {again}"
         )
 
 
@@ -80,8 +91,9 @@ def refuse_unknown_method(run: RunFolder) -> None:
     if not 1 <= found <= METHOD_VERSION:
         known = "1" if METHOD_VERSION == 1 else f"1 to {METHOD_VERSION}"
         raise ResultsError(
-            f"{run.path / 'run.json'}: was measured with method version {found}, this mokbench "
-            f"knows {known} and cannot say what its figures mean; use the mokbench that measured it"
+            f"{run.path / 'run.json'}: was measured with method version {brief(found)}, this "
+            f"mokbench knows {known} and cannot say what its figures mean; use the one that "
+            "measured it"
         )
 
 

@@ -13,7 +13,8 @@ from mokbench.figures import Figures, first_problem, once
 from mokbench.machine import Machine
 from mokbench.record import METHOD_VERSION, RECORD_VERSION, check_version
 
-RunStatus = Literal["running", "done", "failed", "interrupted"]
+# failed: measured to its end, with failed rows; aborted: an error ended it half way.
+RunStatus = Literal["running", "done", "failed", "interrupted", "aborted"]
 
 
 class RunMeta(Figures):
@@ -34,6 +35,8 @@ class RunMeta(Figures):
     created: str = ""
     finished: str | None = None
     status: RunStatus = "running"
+    # Lines of records.jsonl when it ended; null while it is written, and of an older mokbench.
+    rows: int | None = Field(None, ge=0)
 
 
 def read_meta(path: Path) -> RunMeta:

@@ -23,7 +23,7 @@ VERSION = f'_version":{RECORD_VERSION}'
         ("records.jsonl", lambda text: text.replace('"id"', '"identity"', 1), "records.jsonl:1"),
         ("records.jsonl", lambda text: text.replace(VERSION, '_version":0', 1), "older"),
         ("records.jsonl", lambda text: text.replace(VERSION, '_version":9', 1), "newer"),
-        ("records.jsonl", lambda _: "", "no rows"),
+        ("records.jsonl", lambda _: "", "has 0 rows, but the run ended with 3"),
         ("run.json", lambda text: text[: len(text) // 2], "not a run description"),
         ("run.json", lambda text: text.replace('"done"', '"interrupted"'), "--resume"),
         ("run.json", lambda text: text.replace('"done"', '"running"'), "--resume"),

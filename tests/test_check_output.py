@@ -12,6 +12,7 @@ from mokbench.regression import output
 from mokbench.regression.judge import judge_sides
 from mokbench.regression.launch import Launch
 from mokbench.regression.verdict import Limits
+from mokbench.report.shown_text import escaped
 
 
 def test_junit_and_summaries_name_what_is_wrong(history: Path, tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_markdown_stays_within_the_limits_and_keeps_the_worst(tmp_path: Path) ->
         assert lines[0].startswith("| SLOWER")
         left = int(text.splitlines()[-1].split()[0])
         assert len(lines) + left == 600
-    assert "@\u200b" in output.escaped("@everyone")
+    assert "@\u200b" in escaped("@everyone")
 
 
 def many_judged(tmp_path: Path, count: int) -> list:

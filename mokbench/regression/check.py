@@ -87,7 +87,7 @@ def check(
     own = {launch.launch for launch in launches}
     version = launches[0].method_version
     others = [x for x in history.launches if x.launch not in own and x.method_version == version]
-    launches = candidates_of(launches, history.recorded, len(others), limits.least_base)
+    launches = candidates_of(launches, history.recorded, len(others), limits)
     judging = {launch.launch for launch in launches}
     before = [launch for launch in history.launches if launch.launch not in judging]
     faster = open_faster(before, history.levels)

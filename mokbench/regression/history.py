@@ -5,9 +5,10 @@
 * machine.json: what the key in the folder's name stands for
 """
 
+import contextlib
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +20,7 @@ from mokbench.errors import ResultsError
 from mokbench.machine import Machine
 from mokbench.regression.history_checks import (
     in_order_of_time,
+    is_there,
     refuse_lost_levels,
     refuse_no_folder,
     refuse_no_launches,
@@ -83,22 +85,38 @@ class History:
         return cls(folder, list(once.values()), levels, recorded)
 
     def record(self, launches: Sequence[Launch], machine: Machine) -> int:
-        """Append launches that are not yet there; returns how many. ResultsError on a full disk."""
-        new = in_order_of_time(one for one in launches if one.launch not in self.recorded)
-        if not new:
+        """Append launches that are not yet there, all or none; returns how many.
+
+        Raises ResultsError on a full disk.
+        """
+        if all(one.launch in self.recorded for one in launches):
             return 0
-        refuse_reordered(self.folder / _LAUNCHES, self.launches + new, counting(self.levels))
         with as_results_error(self.folder, "writing the history", "free some space"):
             self.folder.mkdir(parents=True, exist_ok=True)
-        # The launches first: a folder that has only the rest is one that lost them.
-        self._append(_LAUNCHES, [launch.model_dump_json() for launch in new])
+        with self._locked(_LAUNCHES) as path:
+            self._read_again(path)
+            new = in_order_of_time(one for one in launches if one.launch not in self.recorded)
+            if not new:
+                warnings.warn(f"{path}: another check recorded these runs just now", stacklevel=3)
+                return 0
+            refuse_reordered(path, self.launches + new, counting(self.levels))
+            # The launches first: a folder that has only the rest is one that lost them. And at
+            # once: of a check that is half recorded, the other half would be too few to judge.
+            append_line(path, "\n".join(launch.model_dump_json() for launch in new))
+        self.launches += new
+        self.recorded.update(launch.launch for launch in new)
         with as_results_error(self.folder, "writing the history", "free some space"):
             if not (self.folder / _MACHINE).exists():
                 text = machine.model_dump_json(indent=1, exclude={"gpu_uuids"})
                 replace_file(self.folder / _MACHINE, text.encode() + b"\n")
-        self.launches += new
-        self.recorded.update(launch.launch for launch in new)
         return len(new)
+
+    def _read_again(self, path: Path) -> None:
+        """Take in what another check appended since this one read the file."""
+        if names(path) <= self.recorded:
+            return
+        now = type(self).read(self.folder)
+        self.launches, self.levels, self.recorded = now.launches, now.levels, now.recorded
 
     def accept(self, level: Level) -> None:
         """Append an accepted level; its launches must have been recorded. Raises ResultsError."""
@@ -106,17 +124,20 @@ class History:
         if missing:
             raise ResultsError(f"{self.folder}: launches {', '.join(sorted(missing))} not recorded")
         refuse_reordered(self.folder / _LAUNCHES, self.launches, [level])
-        self._append(_LEVELS, [level.model_dump_json()])
+        with self._locked(_LEVELS) as path:
+            append_line(path, level.model_dump_json())
         self.levels.append(level)
 
-    def _append(self, name: str, lines: Iterable[str]) -> None:
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[Path]:
+        """Path of a file to append to, whole to its last line, that nobody else writes now."""
         path = self.folder / name
         with as_results_error(path, "appending", "what was there is safe; free some space"):
             lock = Lock(self.folder, _LOCK_WAIT_S)
             try:
-                cut_torn_line(path)
-                for line in lines:
-                    append_line(path, line)
+                if cut_torn_line(path) and not path.stat().st_size:
+                    path.unlink()
+                yield path
             finally:
                 if path.exists() and not path.stat().st_size:
                     path.unlink()
@@ -178,7 +199,7 @@ def folder_of(root: Path, machine: Machine) -> Path:
     make every series INSUFFICIENT, which passes.
     """
     refuse_no_folder(root)
-    if (root / _LAUNCHES).exists():
+    if is_there(root / _LAUNCHES):
         raise ResultsError(f"{root}: is one machine's folder; give the folder that it is in")
     what = f"{machine.gpu} x{machine.gpus}" if machine.gpus else machine.cpu or "machine"
     slug = re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-")[:40].strip("-")

@@ -5,25 +5,32 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from mokbench.durable import as_results_error
 from mokbench.errors import ResultsError
 from mokbench.regression.launch import Launch
 from mokbench.regression.levels import Level
+from mokbench.regression.verdict import Limits
 
 _RESTORE = "restore it from version control"
 
 
 def refuse_no_folder(path: Path) -> None:
     """Raise ResultsError for a file or a broken link where a folder of histories should be."""
-    if not path.is_dir() and (path.exists() or path.is_symlink()):
+    with as_results_error(path, "reading", "make it readable"):
+        is_other = not path.is_dir() and (path.exists() or path.is_symlink())
+    if is_other:
         what = "a link that leads nowhere" if path.is_symlink() else "a file"
         raise ResultsError(f"{path}: is {what}, a history is a folder; name that, or {_RESTORE}")
 
 
 def refuse_no_launches(path: Path, others: Iterable[Path]) -> None:
-    """Raise ResultsError where the file of launches is gone from beside the ``others``."""
-    if path.exists() or path.is_symlink():
+    """Raise ResultsError where the file of launches is gone from beside the ``others``.
+
+    So does a folder that may not be read: what is in it would pass for nothing.
+    """
+    if is_there(path):
         return
-    beside = [other.name for other in others if other.exists()]
+    beside = [other.name for other in others if is_there(other)]
     if beside:
         raise ResultsError(
             f"{path}: is not there, but {' and '.join(beside)} beside it: {_RESTORE}, or delete "
@@ -76,35 +83,45 @@ def candidates_of(
     launches: Sequence[Launch],
     recorded: Collection[str],
     others: int,
-    least_base: int,
+    limits: Limits,
 ) -> list[Launch]:
     """Leave out what the history has: a glob finds earlier nights too, and they are its base.
 
-    Where it has all of them they are judged again, by the ``others``; ResultsError where those
-    are too few because of it.
+    Where it has all of them, or a few without which the rest are too few to judge (a record that
+    was cut short), all are judged, by the ``others``. ResultsError where those are too few because
+    of it, or where what it has may be a night of its own, which would outvote what is new.
     """
     new = [launch for launch in launches if launch.launch not in recorded]
     old = len(launches) - len(new)
     if not old:
         return new
-    if new:
-        warnings.warn(
-            f"{old} of the {len(launches)} runs given are in the history already and count as "
-            f"base; the {len(new)} others are judged",
-            stacklevel=3,
-        )
+    some = f"{old} of the {len(launches)} runs given are"
+    have = f"{some if new else f'the runs given ({old}) are all'} in the history already"
+    if len(new) >= limits.least_candidate or 0 < len(new) <= len(launches) < limits.least_candidate:
+        warnings.warn(f"{have} and count as base; the {len(new)} others are judged", stacklevel=3)
         return new
-    if others < least_base <= others + old:
+    if new and old >= limits.least_candidate:
         raise ResultsError(
-            f"the runs given ({old}) are all in the history already, which has {others} others: "
-            "too few to judge them by; name the runs that are new"
+            f"{have}, and the {len(new)} others are too few to judge, {limits.least_candidate} are "
+            "needed; name only the runs of one check, or measure more"
         )
-    warnings.warn(
-        f"the runs given ({old}) are all in the history already; they are judged again, by the "
-        f"{others} others",
-        stacklevel=3,
-    )
+    if others < limits.least_base <= others + old:
+        raise ResultsError(
+            f"{have}, which has {others} others: too few to judge them by; name the runs that are "
+            "new"
+        )
+    warnings.warn(f"{have}; all are judged, by the {others} others", stacklevel=3)
     return list(launches)
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is anything, a broken link too. ResultsError where that cannot be told."""
+    with as_results_error(path, "reading", "make it readable"):
+        try:
+            path.lstat()
+        except FileNotFoundError:
+            return False
+    return True
 
 
 def _time(text: str) -> datetime | None:

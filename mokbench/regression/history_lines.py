@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from mokbench.durable import as_results_error
+from mokbench.brief import brief
+from mokbench.durable import as_results_error, is_whole_object
 from mokbench.errors import ResultsError
 from mokbench.figures import Figures, first_problem, once
 from mokbench.regression.launch import HISTORY_VERSION, Launch
@@ -118,7 +119,7 @@ def _look(number: int, line: bytes, shared: dict[bytes, Any]) -> _Seen:
 
 
 def _whole_lines(path: Path, warn: bool = True) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines; a torn last one is passed over with a warning."""
+    """Numbered lines; a torn last one is passed over with a warning, its newline it may lack."""
     with as_results_error(path, "reading", "make it readable"):
         if not path.exists() and not path.is_symlink():
             return
@@ -129,7 +130,7 @@ def _whole_lines(path: Path, warn: bool = True) -> Iterator[tuple[int, bytes]]:
         file = path.open("rb")
     with as_results_error(path, "reading", "make it readable"), file:
         for number, line in enumerate(file, 1):
-            if line.endswith(b"\n"):
+            if line.endswith(b"\n") or is_whole_object(line):
                 yield number, line
             elif warn:
                 warnings.warn(f"{path}: ignored a last line that was cut short", stacklevel=4)
@@ -144,8 +145,8 @@ def parse(where: str, line: bytes, kind: type[_Line]) -> _Line:
         version = data.get("history_version")
         if version != HISTORY_VERSION:
             raise ResultsError(
-                f"{where}: history_version {version}, this mokbench reads {HISTORY_VERSION}; use "
-                "the version that wrote it, or start a new history folder"
+                f"{where}: history_version {brief(version)}, this mokbench reads "
+                f"{HISTORY_VERSION}; use the version that wrote it, or start a new history folder"
             )
         return kind.model_validate(data)
     except (ValueError, RecursionError) as error:

@@ -16,6 +16,7 @@ from mokbench.regression.judge import Judged
 from mokbench.regression.launch import MARKS
 from mokbench.regression.verdict import ORDER, Verdict
 from mokbench.report import units
+from mokbench.report.shown_text import escaped
 
 # GitHub's limits: bytes of the summaries of one step, characters of one comment.
 SUMMARY_BYTES = 1024 * 1024
@@ -152,13 +153,6 @@ def markdown(title: str, first: str, judged: Sequence[Judged], limit: int, unit:
 
 def _size(text: str, unit: str) -> int:
     return len(text.encode()) if unit == "bytes" else len(text)
-
-
-def escaped(text: str) -> str:
-    """Text as GitHub markdown shows it: no table cell, link, mention or tag comes out of it."""
-    for special in "\\|*_`<>[]~":
-        text = text.replace(special, f"\\{special}")
-    return text.replace("\n", " ").replace("@", "@\u200b")
 
 
 def as_json(judged: Sequence[Judged]) -> list[dict[str, Any]]:

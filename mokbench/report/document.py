@@ -9,6 +9,7 @@ from mokbench.report import against_deepep, units, wording
 from mokbench.report.against_deepep import deepep_tables
 from mokbench.report.phases import phase_tables
 from mokbench.report.rows import Rows
+from mokbench.report.shown_text import escaped
 from mokbench.report.signaling import min_step_table, signaling_tables
 from mokbench.report.slowdown import slowdown_tables
 from mokbench.report.tables import Table, note_counts, problem_table, uncompared, workload_tables
@@ -46,12 +47,13 @@ def sections(rows: Rows) -> list[Section]:
 
 def markdown(rows: Rows, charts: Sequence[Path] = ()) -> str:
     """Render the report as GitHub markdown; ``charts`` are shown as images at its end."""
-    parts = [f"# mokbench: {', '.join(dict.fromkeys(meta.name for _, meta in rows.runs))}"]
+    names = ", ".join(dict.fromkeys(meta.name for _, meta in rows.runs))
+    parts = [f"# mokbench: {escaped(names)}"]
     for section in sections(rows):
         if section.title:
             parts.append(f"## {section.title}")
         if section.lines:
-            parts.append("\n".join(f"- {_escape(line)}" for line in section.lines))
+            parts.append("\n".join(f"- {escaped(line)}" for line in section.lines))
         for table in section.tables:
             parts += table_markdown(table)
     if charts:
@@ -63,20 +65,14 @@ def markdown(rows: Rows, charts: Sequence[Path] = ()) -> str:
 def table_markdown(table: Table) -> list[str]:
     """Blocks of GitHub markdown: heading, what it is about, the table, its sentences."""
     lines = [
-        "| " + " | ".join(_escape(column.title) for column in table.columns) + " |",
+        "| " + " | ".join(escaped(column.title) for column in table.columns) + " |",
         "|" + "|".join("---:" if column.right else "---" for column in table.columns) + "|",
     ]
-    lines += ["| " + " | ".join(map(_escape, row)) + " |" for row in table.cells]
-    parts = [f"### {_escape(table.title)}", *map(_escape, table.about), "\n".join(lines)]
+    lines += ["| " + " | ".join(map(escaped, row)) + " |" for row in table.cells]
+    parts = [f"### {escaped(table.title)}", *map(escaped, table.about), "\n".join(lines)]
     if table.sentences:
-        parts.append("\n".join(f"- {_escape(line)}" for line in table.sentences))
+        parts.append("\n".join(f"- {escaped(line)}" for line in table.sentences))
     return parts
-
-
-def _escape(text: str) -> str:
-    for special in "\\|*_`<>[]~":
-        text = text.replace(special, f"\\{special}")
-    return text.replace("\n", " ")
 
 
 def _warnings(rows: Rows) -> list[str]:

@@ -25,6 +25,7 @@ from mokbench.report.charts import KINDS
 from mokbench.report.document import Section, sections
 from mokbench.report.phases import phase_tables
 from mokbench.report.rows import Rows, gather
+from mokbench.report.shown_text import visible
 from mokbench.results import RunFolder
 from mokbench.run_checks import older_method
 
@@ -112,7 +113,7 @@ def html(runs: Sequence[RunFolder]) -> str:
 def page(template: str, **values: Any) -> str:
     """Render a template of ``mokbench/report/page`` with its style and script inside."""
     folder = resources.files("mokbench.report") / "page"
-    return (
+    return visible(
         _environment()
         .get_template(template)
         .render(

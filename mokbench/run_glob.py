@@ -1,0 +1,66 @@
+"""Which run folders a glob names; pathlib's own passes over folders that may not be read."""
+
+import errno
+import fnmatch
+import re
+import stat
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from mokbench.durable import as_results_error
+
+READABLE = "make it readable, or leave it out"
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+def globbed(pattern: Path) -> list[Path]:
+    """Run folders that ``pattern`` matches, in order; a warning for other folders.
+
+    Raises ResultsError for what cannot be read: to pass over it would judge the rest as if it were
+    all.
+    """
+    parts = pattern.relative_to(pattern.anchor).parts
+    found = []
+    for path in sorted(set(_matching(Path(pattern.anchor), parts))):
+        with as_results_error(path, "reading", READABLE):
+            if _is(stat.S_ISREG, path / "run.json"):
+                found.append(path)
+            elif _is(stat.S_ISDIR, path):
+                warnings.warn(f"{path}: passed over, it has no run.json", stacklevel=4)
+    return found
+
+
+def _matching(folder: Path, parts: tuple[str, ...]) -> Iterator[Path]:
+    if not parts:
+        yield folder
+        return
+    first, rest = parts[0], parts[1:]
+    if first == "**":
+        yield from _matching(folder, rest)
+        for path in _inside(folder):
+            if not path.is_symlink():
+                yield from _matching(path, parts)
+    elif re.search(r"[*?[]", first):
+        for path in _inside(folder):
+            if fnmatch.fnmatchcase(path.name, first):
+                yield from _matching(path, rest)
+    else:
+        yield from _matching(folder / first, rest)
+
+
+def _inside(folder: Path) -> list[Path]:
+    with as_results_error(folder, "reading", READABLE):
+        if not _is(stat.S_ISDIR, folder):
+            return []
+        return list(folder.iterdir())
+
+
+def _is(kind: Callable[[int], bool], path: Path) -> bool:
+    """As Path.is_dir and is_file, which from Python 3.14 on say no to what may not be read."""
+    try:
+        return kind(path.stat().st_mode)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return False
+        raise
