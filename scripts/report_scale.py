@@ -1,4 +1,4 @@
-"""Time and memory of report and check on 10 000 cells: docs/regression.md quotes what it prints.
+"""Time and memory of report and check on 10 000 cells.
 
     python scripts/report_scale.py --cells 10000
 
