@@ -1,6 +1,6 @@
 """Time and memory of report and check on 10 000 cells.
 
-    python scripts/report_scale.py --cells 10000
+    python scripts/report_scale.py --cells 10000 --out results/host/report-scale.json
 
 Makes run folders of made-up figures in a temporary folder: 30 launches of history, 3 candidates.
 Each command is a process of its own; memory is its peak resident size.
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +126,12 @@ def measure(arguments: list[str], out: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print one JSON line a command."""
+    """Print one JSON line a command; --out gets them with machine, date, versions and command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cells", type=int, default=10_000)
-    cells = parser.parse_args().cells
+    parser.add_argument("--cells", type=int, default=10_000, help="at least 78")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    cells, measured = options.cells, []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, cells)
@@ -139,7 +142,19 @@ def main() -> None:
             ["report", one, "--format=json"],
             ["check", str(folder / "candidate-*"), f"--history={folder / 'history'}"],
         ):
-            print(json.dumps(measure(arguments, folder / "out")), flush=True)
+            measured.append(measure(arguments, folder / "out"))
+            print(json.dumps(measured[-1]), flush=True)
+    if options.out:
+        content = {
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": ["python", "scripts/report_scale.py", *sys.argv[1:]],
+            "machine": machine.describe().model_dump(mode="json"),
+            "versions": machine.versions(),
+            "cells": cells,
+            "launches": {"base": BASE, "candidate": CANDIDATES},
+            "commands": measured,
+        }
+        options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
