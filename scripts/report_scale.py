@@ -117,7 +117,7 @@ def measure(arguments: list[str], out: Path) -> dict[str, Any]:
         )
         _, status, usage = os.wait4(process.pid, 0)
     return {
-        "command": arguments[0] + " " + " ".join(a for a in arguments if a.startswith("--")),
+        "command": " ".join(arguments).replace(str(out.parent), "DIR"),
         "exit": os.waitstatus_to_exitcode(status),
         "seconds": round(time.monotonic() - start, 1),
         "peak_mib": round(usage.ru_maxrss / 1024),
