@@ -6,6 +6,8 @@ Nothing here needs a GPU. The layout of shared memory mirrors gemm_layout of ker
 from dataclasses import dataclass
 from math import ceil, sqrt
 
+from mokbench.workload import Workload
+
 SOURCE = "gemm/grouped.cuh"
 HALF_COLS = 128  # kHalfCols
 ROW_UNIT = 16  # kRowUnit
@@ -122,12 +124,13 @@ class GemmCost:
     cycles: float
 
 
-def planned_rows(mean: float) -> float:
-    """Rows of an expert to choose tiles for, where random routing gives it ``mean`` on the average.
+def planned_rows(work: Workload) -> float:
+    """Rows of an expert to choose tiles for: what balanced routing gives, and a deviation more.
 
-    One standard deviation more: of tiles that just fit the mean, half of the experts need a second
-    one, which takes as long as the first where reading the weights does.
+    One standard deviation of random routing: of tiles that just fit the mean, half of the experts
+    need a second one, which takes as long as the first where reading the weights does.
     """
+    mean = work.tokens_per_rank * work.ranks * work.model.top_k / work.model.experts
     return mean + sqrt(mean)
 
 

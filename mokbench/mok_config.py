@@ -200,7 +200,7 @@ def mok_problem(model: Model, ranks: int, max_tokens: int) -> str | None:
 def layer_cycles(work: Workload, tile_rows: int, num_sms: int) -> float:
     """What the GEMMs' cost model expects of both GEMMs with balanced routing."""
     model, experts = work.model, work.model.experts // work.ranks
-    rows = planned_rows(work.tokens_per_rank * work.ranks * model.top_k / model.experts)
+    rows = planned_rows(work)
     shapes = ((2 * model.intermediate, model.hidden), (model.hidden, model.intermediate))
     return sum(gemm_cost(tile_rows, rows, experts, n, k, num_sms).cycles for n, k in shapes)
 

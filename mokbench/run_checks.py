@@ -14,13 +14,12 @@ from mokbench.workload import Cell
 
 def refuse_unfinished(run: RunFolder) -> None:
     """Raise ResultsError for a run that goes on or stopped half way: its rows are a selection."""
-    if run.meta.status == "running":
-        raise ResultsError(f"{run.path}: is still being measured; wait for it to end")
     status = run.meta.status
+    if status == "running":
+        raise ResultsError(f"{run.path}: is still being measured; wait for it to end")
     if status == "failed" and run.meta.rows is None:
         # An older mokbench said so of both; what failed to its end has a row that says why.
-        rows = RunFolder.open(run.path).records()
-        status = "failed" if any(row.status != "ok" for row in rows) else "aborted"
+        status = "failed" if any(row.status != "ok" for row in run.records()) else "aborted"
     if status in ("interrupted", "aborted"):
         raise ResultsError(
             f"{run.path}: was {status}; finish it (mokbench run --resume {run.path}) or leave it "

@@ -39,8 +39,13 @@ ARCH = "sm_90a"
 # spread by 5 %. Six blocks of ten could not tell the 3 % that are asked about.
 _BLOCKS, _PASSES = 400, 1
 # Seconds after which a step is given up.
-_LIMIT_S = {"smoke": 150, "baselines": 240, "sanitizer": 90}
-_LIMIT_S |= {"tests-fabric": 520, "tests-kernels": 520}
+_LIMIT_S = {
+    "smoke": 150,
+    "baselines": 240,
+    "tests-fabric": 520,
+    "tests-kernels": 520,
+    "sanitizer": 90,
+}
 _KERNEL_TESTS = ("test_sanitizer.py", "test_gemm.py", "test_mok.py")  # of tests/gpu
 
 

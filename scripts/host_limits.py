@@ -20,8 +20,8 @@ from statistics import median
 from typing import Any
 
 import psutil
+from steps import origin
 
-from mokbench import machine
 from mokbench.cells import expand
 from mokbench.config import parse
 from mokbench.fabric import segments
@@ -155,9 +155,7 @@ def main() -> None:
     root = Path(sys.argv[1])
     limits = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": ["python", "scripts/host_limits.py", sys.argv[1]],
-        "machine": machine.describe().model_dump(mode="json"),
-        "versions": machine.versions(),
+        **origin(*sys.argv[:2]),
         "copy_gb_per_s_by_row_bytes": copy_rates(),
         "expansion": expansion(),
         "signal_hop_us_by_start": signal_hops(),

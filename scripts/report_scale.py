@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from steps import origin
 
 from mokbench import machine
 from mokbench.regression.check import check, record
@@ -147,9 +148,7 @@ def main() -> None:
     if options.out:
         content = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": ["python", "scripts/report_scale.py", *sys.argv[1:]],
-            "machine": machine.describe().model_dump(mode="json"),
-            "versions": machine.versions(),
+            **origin(*sys.argv),
             "cells": cells,
             "launches": {"base": BASE, "candidate": CANDIDATES},
             "commands": measured,

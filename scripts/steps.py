@@ -31,6 +31,15 @@ def run_logged(log: Path, limit_s: float, *arguments: str) -> tuple[int | None, 
     return code, time.monotonic() - start
 
 
+def origin(script: str, *arguments: str) -> dict[str, Any]:
+    """Command, machine and versions, without which no figure is kept."""
+    return {
+        "command": ["python", f"scripts/{Path(script).name}", *arguments],
+        "machine": machine.describe().model_dump(mode="json"),
+        "versions": machine.versions(),
+    }
+
+
 def run_steps(steps: Steps, results: str) -> dict[str, Any]:
     """Run ``SCRIPT OUT [STEP ...]``, all steps by default; what each returned, by its name.
 
@@ -51,9 +60,7 @@ def run_steps(steps: Steps, results: str) -> dict[str, Any]:
         print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
         content = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": ["python", f"scripts/{Path(script).name}", "OUT", *chosen],
-            "machine": machine.describe().model_dump(mode="json"),
-            "versions": machine.versions(),
+            **origin(script, "OUT", *chosen),
             "figures": figures,
         }
         (out / results).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -90,9 +90,9 @@ class GemmChoice:
 
 
 def choose(work: Workload, options: GemmOptions, num_sms: int) -> GemmChoice:
-    """For one rank: rows as balanced routing would give them, on ``num_sms`` SMs."""
+    """For one rank: ``planned_rows`` of each expert, on ``num_sms`` SMs."""
     model = work.model
-    rows = planned_rows(work.tokens_per_rank * work.ranks * model.top_k / model.experts)
+    rows = planned_rows(work)
     experts = model.experts // work.ranks
     found: dict[str, GemmConfig] = {}
     notes = []
