@@ -18,7 +18,7 @@ from mokbench.machine import describe
 from mokbench.regression import output
 from mokbench.regression.check import Checked, accept, check, record
 from mokbench.regression.confirm import Confirmation, config_of
-from mokbench.regression.history import History, folder_of
+from mokbench.regression.history import History
 from mokbench.regression.judge import Judged, judge_sides
 from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
 from mokbench.regression.levels import good_commit
@@ -112,7 +112,7 @@ def _say_good_commit(request: CheckRequest) -> int:
     """Print the base that a confirmation needs; no line where the history has none yet."""
     if request.runs or request.record or request.accept is not None:
         raise ConfigError(["--good-commit judges and records nothing: it goes without RUNS"])
-    history = History.read(folder_of(request.history, describe()))
+    history = History.of_machine(request.history, describe())
     found = good_commit(history.launches, history.levels)
     if found:
         click.echo(found)

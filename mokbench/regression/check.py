@@ -8,7 +8,7 @@ from pathlib import Path
 from mokbench.errors import ConfigError
 from mokbench.machine import Machine
 from mokbench.regression.confirm import Confirmation, confirm, suspects
-from mokbench.regression.history import History, folder_of
+from mokbench.regression.history import History
 from mokbench.regression.history_checks import candidates_of
 from mokbench.regression.judge import Judged, judge_history
 from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
@@ -83,7 +83,7 @@ def check(
     launches = [Launch.of(RunFolder.open(run.path), commit) for run in runs]
     one_kind(launches)
     refuse_copies(launches)
-    history = History.read(folder_of(root, runs[0].meta.machine))
+    history = History.of_machine(root, runs[0].meta.machine)
     own = {launch.launch for launch in launches}
     version = launches[0].method_version
     others = [x for x in history.launches if x.launch not in own and x.method_version == version]

@@ -119,7 +119,7 @@ def is_there(path: Path) -> bool:
     with as_results_error(path, "reading", "make it readable"):
         try:
             path.lstat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
     return True
 
