@@ -31,6 +31,7 @@ from mokbench.run_checks import (
     refuse_unfinished,
     refuse_unknown_method,
 )
+from mokbench.say import say
 
 _ENDLESS = 10_000
 
@@ -80,7 +81,7 @@ def check_command(request: CheckRequest) -> int:
     if request.accept is not None:
         checked = accept(checked, request.accept)
         if short := output.short_level(checked):
-            click.echo(f"warning: {short}", err=True)
+            say(f"warning: {short}")
     elif request.record:
         checked = record(checked)
     _write_files(request, checked)
@@ -134,7 +135,7 @@ def _confirmation(request: CheckRequest, runs: Sequence[RunFolder]) -> Confirmat
         config=request.config or config_of(runs[0]),
         out=RUNS_FOLDER / f"confirm-{stamp}",
         rounds=request.rounds,
-        say=lambda text: click.echo(text, err=True),
+        say=say,
         baseline_commit=request.baseline_commit,
     )
 
@@ -218,7 +219,7 @@ def compare_command(
     except ResultsError as error:
         if not force:
             raise ResultsError(f"{error}; --force compares all the same") from error
-        click.echo(f"warning: {error}", err=True)
+        say(f"warning: {error}")
     least = 1 if launch_noise is not None else 2
     limits = Limits(floor=floor, least_base=least, least_candidate=least)
     judged = judge_sides(base, found, chosen, limits, launch_noise)
