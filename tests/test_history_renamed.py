@@ -86,3 +86,13 @@ def test_what_else_lies_in_a_history_is_let_be(history: Path, tmp_path: Path) ->
     file.write_bytes(file.read_bytes() + b'{"history_version":1,"launch":"12')
     runs = launches(tmp_path, "slow", 3, start=20, factors=SLOW, seed=2)
     assert verdicts(check(runs, history))["push"] == "SLOWER"
+
+
+def test_links_that_lead_nowhere_beside_a_history_are_no_bug(history: Path, tmp_path: Path) -> None:
+    launches(tmp_path, "slow", 3, start=20, factors=SLOW)
+    (history / "loop").symlink_to("loop")
+    assert gate(tmp_path / "slow-*", "--history", history).exit_code == 1
+    own = folder_of(history, h200())
+    own.rename(own.with_name("old"))
+    own.symlink_to(own.name)
+    assert "has it been renamed" in refused("check", tmp_path / "slow-*", "--history", history)

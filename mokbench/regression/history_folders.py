@@ -4,9 +4,10 @@ A history that is not found passes for a new one, whose verdict is INSUFFICIENT,
 """
 
 import re
+import stat
 from pathlib import Path
 
-from mokbench.durable import as_results_error
+from mokbench.durable import as_results_error, is_kind
 from mokbench.errors import ResultsError
 from mokbench.machine import Machine
 from mokbench.regression.history_checks import is_there, refuse_no_folder
@@ -26,19 +27,20 @@ def folder_of(root: Path, machine: Machine) -> Path:
     if is_there(root / LAUNCHES):
         raise ResultsError(f"{root}: is one machine's folder; give the folder that it is in")
     own = root / _name(machine)
-    for other in _histories(root):
-        told, keys = _told(other), machines(other / LAUNCHES)
-        if machine.key not in {*keys, told and told.key} or other.resolve() == own.resolve():
+    for other in _inside(root):
+        if other == own or not _is_history(other) or _same(other, own):
             continue
-        refuse_misnamed(other, keys)
-        raise _misnamed(other, machine.key, own.name)
+        told, keys = _told(other), machines(other / LAUNCHES)
+        if machine.key in keys or (told is not None and told.key == machine.key):
+            refuse_misnamed(other, keys)
+            raise _misnamed(other, machine.key, own.name)
     return own
 
 
 def machine_folders(root: Path) -> list[Path]:
     """Machines' folders in a history, or the one that ``root`` itself is. ResultsError for none."""
     refuse_no_folder(root)
-    found = [root] * _is_history(root) + _histories(root)
+    found = [path for path in (root, *_inside(root)) if _is_history(path)]
     if not found:
         raise ResultsError(
             f"{root}: no history (no {LAUNCHES} in it or in a folder of it); "
@@ -96,15 +98,26 @@ def _misnamed(folder: Path, key: str, name: str) -> ResultsError:
     )
 
 
-def _histories(root: Path) -> list[Path]:
-    """Folders in ``root`` that are histories, in order; none where it is not there."""
+def _inside(root: Path) -> list[Path]:
+    """What is in ``root``, in order; nothing where it is not there."""
     with as_results_error(root, "reading", "make it readable"):
-        inside = sorted(root.iterdir()) if root.is_dir() else []
-    return [path for path in inside if _is_history(path)]
+        return sorted(root.iterdir()) if root.is_dir() else []
 
 
 def _is_history(folder: Path) -> bool:
-    return is_there(folder / LAUNCHES) or is_there(folder / MACHINE)
+    path = folder / LAUNCHES
+    with as_results_error(folder, "reading", "make it readable"):
+        return (
+            is_kind(stat.S_ISREG, path)
+            or path.is_symlink()
+            or is_kind(stat.S_ISREG, folder / MACHINE)
+        )
+
+
+def _same(folder: Path, own: Path) -> bool:
+    """Whether a folder is a machine's own by another name, a link."""
+    with as_results_error(folder, "reading", "make it readable"):
+        return is_kind(stat.S_ISDIR, own) and folder.samefile(own)
 
 
 def _told(folder: Path) -> Machine | None:
