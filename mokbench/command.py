@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from mokbench import machine, report, trace
+from mokbench import machine, moment, report, trace
 from mokbench.cells import expand
 from mokbench.code_version import code_version
 from mokbench.config import Suite, load, parse
@@ -216,6 +216,7 @@ def _meta(
         machine=here,
         versions=machine.versions(),
         code=[code_version()],
+        created=moment.now(),
     )
 
 

@@ -16,6 +16,7 @@ from mokbench.regression.levels import Series, new_level, open_faster
 from mokbench.regression.verdict import ORDER, UNSETTLED, Limits, Verdict
 from mokbench.results import RunFolder
 from mokbench.run_checks import (
+    refuse_future,
     refuse_stale_key,
     refuse_torn,
     refuse_unfinished,
@@ -78,6 +79,7 @@ def check(
         refuse_unknown_method(run)
         refuse_unfinished(run)
         refuse_torn(run)
+        refuse_future(run)
         refuse_stale_key(run.path / "run.json", run.meta.machine)
     # A folder keeps the rows it has read, and three times 10 000 of them are half a GiB.
     launches = [Launch.of(RunFolder.open(run.path), commit) for run in runs]
