@@ -265,7 +265,11 @@ def open_runs(patterns: Iterable[str | Path]) -> list[RunFolder]:
         if not there:
             found = globbed(pattern)
         if not found:
-            raise ResultsError(f"{pattern}: no such run folder, and as a glob it matches none")
+            # Who has such a folder, and no glob in mind, is told how to name it.
+            hint = "; where a [ is part of a name, write [[]" * ("[" in str(pattern))
+            raise ResultsError(
+                f"{pattern}: no such run folder, and as a glob it matches none{hint}"
+            )
         paths.update(dict.fromkeys(path.resolve() for path in found))
     if not paths:
         raise ResultsError("no run folder given; name one or more, or a glob of them")

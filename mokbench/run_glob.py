@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mokbench.durable import as_results_error, is_kind
+from mokbench.errors import ResultsError
 
 READABLE = "make it readable, or leave it out"
 
@@ -15,13 +16,14 @@ READABLE = "make it readable, or leave it out"
 def globbed(pattern: Path) -> list[Path]:
     """Run folders that ``pattern`` matches, in order; a warning for other folders.
 
-    Raises ResultsError for what cannot be read: to pass over it would judge the rest as if it were
-    all.
+    Raises ResultsError for what cannot be read and for links that lead nowhere: to pass over them
+    would judge the rest as if it were all.
     """
     parts = pattern.relative_to(pattern.anchor).parts
     found = []
     for path in sorted(set(_matching(Path(pattern.anchor), parts))):
         with as_results_error(path, "reading", READABLE):
+            _refuse_dead_link(path / "run.json")
             if is_kind(stat.S_ISREG, path / "run.json"):
                 found.append(path)
             elif is_kind(stat.S_ISDIR, path):
@@ -30,6 +32,7 @@ def globbed(pattern: Path) -> list[Path]:
 
 
 def _matching(folder: Path, parts: tuple[str, ...]) -> Iterator[Path]:
+    _refuse_dead_link(folder)
     if not parts:
         yield folder
         return
@@ -52,3 +55,10 @@ def _inside(folder: Path) -> list[Path]:
         if not is_kind(stat.S_ISDIR, folder):
             return []
         return list(folder.iterdir())
+
+
+def _refuse_dead_link(path: Path) -> None:
+    with as_results_error(path, "reading", READABLE):
+        is_dead = path.is_symlink() and not path.exists()
+    if is_dead:
+        raise ResultsError(f"{path}: is a link that leads nowhere; mend it, or leave it out")
