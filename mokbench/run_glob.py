@@ -23,10 +23,10 @@ def globbed(pattern: Path) -> list[Path]:
     found = []
     for path in sorted(set(_matching(Path(pattern.anchor), parts))):
         with as_results_error(path, "reading", READABLE):
-            _refuse_dead_link(path / "run.json")
             if is_kind(stat.S_ISREG, path / "run.json"):
                 found.append(path)
             elif is_kind(stat.S_ISDIR, path):
+                _refuse_dead_link(path / "run.json")
                 warnings.warn(f"{path}: passed over, it has no run.json", stacklevel=4)
     return found
 
