@@ -16,6 +16,7 @@ import click
 from mokbench import __version__
 from mokbench.command_group import EXIT_INTERRUPTED, CommandGroup
 from mokbench.errors import ConfigError, MokbenchError, ResultsError
+from mokbench.say import say
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 EXIT_BAD_USAGE = 2
@@ -246,10 +247,10 @@ def _exit_on_error() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except (ConfigError, ResultsError) as error:
-        click.echo(str(error), err=True)
+        say(str(error))
         sys.exit(EXIT_BAD_USAGE)
     except MokbenchError as error:
-        click.echo(f"error: {error}", err=True)
+        say(f"error: {error}")
         sys.exit(EXIT_CELLS_FAILED)
 
 

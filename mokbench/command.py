@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-from mokbench import machine, report, trace
+from mokbench import machine, moment, report, trace
 from mokbench.cells import expand
 from mokbench.code_version import code_version
 from mokbench.config import Suite, load, parse
@@ -24,12 +23,14 @@ from mokbench.gpu_neighbours import neighbours, refuse_mps_variables
 from mokbench.gpus import Gpus, read_gpus
 from mokbench.joined import JoinedStarter, Launcher, run_joined, too_few_gpus
 from mokbench.launch import WorkerPool
+from mokbench.output_console import OutputConsole
 from mokbench.progress import make_progress
 from mokbench.record import Record
 from mokbench.report_command import draw
 from mokbench.results import RunFolder
 from mokbench.run_checks import refuse_changed_cells
 from mokbench.run_meta import RunMeta
+from mokbench.say import say
 from mokbench.selection import select
 from mokbench.spawn import LocalStarter
 from mokbench.sweep import Sweep
@@ -80,7 +81,7 @@ def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | N
     if fabric == "cuda":
         refuse_mps_variables()
         for line in neighbours(gpus):
-            _say(f"note: {line}")
+            say(f"note: {line}")
     segments.remove_stale()
     folder = _open_folder(request, suite, cells, launcher)
     token = segments.new_token()
@@ -96,7 +97,9 @@ def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | N
         code = _measure(request, suite, cells, folder, sweep, launcher)
     finally:
         segments.remove(token)
-    _conclude(request, folder, code)
+    # Rows that failed have failed, whoever reads of it (| head).
+    with contextlib.suppress(BrokenPipeError):
+        _conclude(request, folder, code)
     return code
 
 
@@ -119,20 +122,20 @@ def _measure(
         # The folder may be what made them stop; the exit code is theirs in any case.
         with contextlib.suppress(ResultsError):
             folder.finish("interrupted")
-        _say(f"interrupted; what was measured is stored. Go on: {again}")
+        say(f"interrupted; what was measured is stored. Go on: {again}")
         return INTERRUPTED
     except ResultsError as error:
         folder.close()
-        _say(str(error))
+        say(str(error))
         return FAILED
     except MokbenchError as error:
         folder.finish("aborted")
-        _say(f"error: {error}\nWhat was measured is stored. Go on: {again}")
+        say(f"error: {error}\nWhat was measured is stored. Go on: {again}")
         return FAILED
     wanted = {cell.id for cell in cells}
     records = [r for r in folder.records() if r.id in wanted]
     if all(record.status == "unsupported" for record in records):
-        _say(f"no row was measured: all {len(records)} are unsupported, for the reasons above")
+        say(f"no row was measured: all {len(records)} are unsupported, for the reasons above")
     code = exit_code(suite, records)
     folder.finish("done" if code == DONE else "failed")
     return code
@@ -149,9 +152,9 @@ def _conclude(request: Request, folder: RunFolder, code: int) -> None:
     """The report, the charts and, last, the folder; who interrupts wants neither of the two."""
     stored = RunFolder.open(folder.path)
     if code == INTERRUPTED:
-        _say(f"report so far: mokbench report {shlex.quote(str(folder.path))}")
+        say(f"report so far: mokbench report {shlex.quote(str(folder.path))}")
     elif stored.records() and not request.quiet:
-        Console().print(report.table([stored]))
+        OutputConsole().print(report.table([stored]))
     if stored.records() and request.charts and code != INTERRUPTED:
         draw([stored], folder.path / "charts")
     click.echo(str(folder.path))
@@ -213,6 +216,7 @@ def _meta(
         machine=here,
         versions=machine.versions(),
         code=[code_version()],
+        created=moment.now(),
     )
 
 
@@ -266,7 +270,3 @@ def _left(request: Request, stored: RunFolder | None, cells: list[Cell]) -> list
 def _resume_line(folder: RunFolder, only: tuple[str, ...]) -> str:
     chosen = "".join(f" --only {shlex.quote(term)}" for term in only)
     return f"mokbench run --resume {shlex.quote(str(folder.path))}{chosen}"
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +20,7 @@ from mokbench.doctor_software import host_findings, software_findings
 from mokbench.finding import Finding, State, isolated, reason
 from mokbench.gpus import visible_gpus
 from mokbench.machine import describe
+from mokbench.output_console import OutputConsole
 from mokbench.routing import RoutingSpec
 from mokbench.systems import system_class
 from mokbench.systems.options import SYSTEM_OPTIONS
@@ -166,4 +167,4 @@ def doctor_command(format_: str) -> None:
     if format_ == "json":
         click.echo(json.dumps(to_json(diagnosis), indent=1))
     else:
-        Console(highlight=False).print(screen(diagnosis))
+        OutputConsole(highlight=False).print(screen(diagnosis))

@@ -1,10 +1,9 @@
 """What ``mokbench run --dry-run`` prints: the plan of a sweep, against this machine's memory."""
 
-from rich.console import Console
-
 from mokbench import machine
 from mokbench.config import Suite
 from mokbench.gpus import Gpus
+from mokbench.output_console import OutputConsole
 from mokbench.plan import plan
 from mokbench.plan_table import plan_table
 from mokbench.sweep import refusal
@@ -16,7 +15,7 @@ def print_plan(suite: Suite, cells: list[Cell], fabric: str, gpus: Gpus) -> None
     """Cells, times and memory on standard output."""
     made = plan(suite, cells, _workspace_bytes)
     table = plan_table(made, refusal, _memory_bytes(fabric, gpus), _not_here(fabric, gpus))
-    Console().print(table)
+    OutputConsole().print(table)
 
 
 def _not_here(fabric: str, gpus: Gpus) -> str | None:

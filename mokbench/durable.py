@@ -7,7 +7,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mokbench.errors import ResultsError
@@ -15,6 +15,7 @@ from mokbench.errors import ResultsError
 _LOCK_WAIT_S, _LOCK_PAUSE_S = 0.08, 0.02
 # Some cluster file systems (Lustre without -o flock, old NFS) have no locks at all.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def append_line(path: Path, text: str) -> None:
@@ -155,6 +156,19 @@ def is_locked(folder: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def is_kind(kind: Callable[[int], bool], path: Path) -> bool:
+    """As Path.is_dir and is_file, which from Python 3.14 on say no to what may not be read.
+
+    ``kind`` is ``stat.S_ISDIR`` or a like. Raises OSError.
+    """
+    try:
+        return kind(path.stat().st_mode)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return False
+        raise
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from mokbench.machine import describe
 from mokbench.regression import output
 from mokbench.regression.check import Checked, accept, check, record
 from mokbench.regression.confirm import Confirmation, config_of
-from mokbench.regression.history import History, folder_of
+from mokbench.regression.history import History
 from mokbench.regression.judge import Judged, judge_sides
 from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
 from mokbench.regression.levels import good_commit
@@ -31,6 +31,7 @@ from mokbench.run_checks import (
     refuse_unfinished,
     refuse_unknown_method,
 )
+from mokbench.say import say
 
 _ENDLESS = 10_000
 
@@ -80,7 +81,7 @@ def check_command(request: CheckRequest) -> int:
     if request.accept is not None:
         checked = accept(checked, request.accept)
         if short := output.short_level(checked):
-            click.echo(f"warning: {short}", err=True)
+            say(f"warning: {short}")
     elif request.record:
         checked = record(checked)
     _write_files(request, checked)
@@ -112,7 +113,7 @@ def _say_good_commit(request: CheckRequest) -> int:
     """Print the base that a confirmation needs; no line where the history has none yet."""
     if request.runs or request.record or request.accept is not None:
         raise ConfigError(["--good-commit judges and records nothing: it goes without RUNS"])
-    history = History.read(folder_of(request.history, describe()))
+    history = History.of_machine(request.history, describe())
     found = good_commit(history.launches, history.levels)
     if found:
         click.echo(found)
@@ -134,7 +135,7 @@ def _confirmation(request: CheckRequest, runs: Sequence[RunFolder]) -> Confirmat
         config=request.config or config_of(runs[0]),
         out=RUNS_FOLDER / f"confirm-{stamp}",
         rounds=request.rounds,
-        say=lambda text: click.echo(text, err=True),
+        say=say,
         baseline_commit=request.baseline_commit,
     )
 
@@ -218,7 +219,7 @@ def compare_command(
     except ResultsError as error:
         if not force:
             raise ResultsError(f"{error}; --force compares all the same") from error
-        click.echo(f"warning: {error}", err=True)
+        say(f"warning: {error}")
     least = 1 if launch_noise is not None else 2
     limits = Limits(floor=floor, least_base=least, least_candidate=least)
     judged = judge_sides(base, found, chosen, limits, launch_noise)

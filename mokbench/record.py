@@ -30,6 +30,7 @@ from mokbench.figures import (
     first_problem,
     once,
 )
+from mokbench.moment import Moment
 from mokbench.row_checks import implausible, not_finite
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class Record(Figures):
     # By rank, of the last pass; empty where the system did not stamp its phases.
     kernel_phases: list[RankPhases] = Field(default_factory=list)
     error: Failure | None = None
-    started: str | None = None
+    started: Moment | None = None
     elapsed_s: float | None = None
     measured_s: float | None = None
 

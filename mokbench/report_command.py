@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from mokbench import report
 from mokbench.errors import ResultsError
+from mokbench.output_console import OutputConsole
 from mokbench.results import RunFolder, open_runs
+from mokbench.say import say
 
 _MOST_LINES = 40
 
@@ -26,7 +27,7 @@ def report_command(
     elif format_ == "html":
         click.echo(report.html_report(folders))
     else:
-        Console().print(report.table(folders))
+        OutputConsole().print(report.table(folders))
         charts = charts or (None if no_charts else folders[0].path / "charts")
     if charts is not None:
         draw(folders, charts)
@@ -45,10 +46,10 @@ def history_command(root: Path, format_: str, charts: Path | None) -> None:
     elif format_ == "html":
         click.echo(history.html(machines))
     else:
-        Console().print(TerminalTables([machine.table for machine in machines], _MOST_LINES))
+        OutputConsole().print(TerminalTables([machine.table for machine in machines], _MOST_LINES))
     if charts is not None:
         paths = history.write_charts(machines, charts)
-        click.echo(f"charts: {charts} ({len(paths)} files)", err=True)
+        say(f"charts: {charts} ({len(paths)} files)")
 
 
 def draw(folders: Sequence[RunFolder], where: Path) -> None:
@@ -58,7 +59,7 @@ def draw(folders: Sequence[RunFolder], where: Path) -> None:
     try:
         paths = charts.write(folders, where)
     except (OSError, ResultsError) as error:
-        click.echo(f"no charts: {error}; name a folder that can be written with --charts", err=True)
+        say(f"no charts: {error}; name a folder that can be written with --charts")
         return
     if paths:
-        click.echo(f"charts: {where} ({len(paths)} files)", err=True)
+        say(f"charts: {where} ({len(paths)} files)")

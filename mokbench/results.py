@@ -11,11 +11,10 @@ import contextlib
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from mokbench import sample_file, signal_file
+from mokbench import moment, sample_file, signal_file
 from mokbench.code_version import code_version
 from mokbench.durable import (
     Lock,
@@ -81,7 +80,7 @@ class RunFolder:
         if (path / "run.json").exists():
             lock.release()
             raise ResultsError(f"{path}: another run was started here just now")
-        run = cls(path, meta.model_copy(update={"created": meta.created or _now()}), lock)
+        run = cls(path, meta, lock)
         try:
             with as_results_error(path, "making the run folder", advice):
                 (path / "samples").mkdir(exist_ok=True)
@@ -135,7 +134,7 @@ class RunFolder:
             warnings.warn(f"{path}: removed a row that a crash cut short", stacklevel=2)
         run = cls(path, meta, lock)
         try:
-            for record in run._all_records():
+            for record in run.attempts():
                 run._attempts[record.id] = record.attempt
             if check is not None:
                 check(run)
@@ -176,10 +175,22 @@ class RunFolder:
         self._attempts[record.id] = attempt
         return stored
 
+    def attempts(self) -> list[Record]:
+        """Every stored line, in the order stored; an id may have several, see ``records``."""
+        path = self.path / "records.jsonl"
+        lines, torn = self._lines()
+        size = sum(map(len, lines))
+        if self._read is None or self._read[0] != size:
+            if torn:
+                warnings.warn(f"{path}: ignored a last row that was cut short", stacklevel=3)
+            rows = [parse_record(f"{path}:{i}", line) for i, line in enumerate(lines, 1)]
+            self._read = (size, rows)
+        return self._read[1]
+
     def records(self) -> list[Record]:
         """Last attempt at each id, in the order in which the ids first ended."""
         found: dict[str, Record] = {}
-        for record in self._all_records():
+        for record in self.attempts():
             if record.attempt >= found.get(record.id, record).attempt:
                 found[record.id] = record
         return list(found.values())
@@ -208,7 +219,7 @@ class RunFolder:
         self._must_write()
         try:
             rows = len(self._lines()[0])
-            update = {"status": status, "finished": _now(), "rows": rows}
+            update = {"status": status, "finished": moment.now(), "rows": rows}
             self.meta = self.meta.model_copy(update=update)
             self._write_meta()
         finally:
@@ -240,17 +251,6 @@ class RunFolder:
         with as_results_error(path, "reading", "make it readable"):
             return whole_lines(path)
 
-    def _all_records(self) -> list[Record]:
-        path = self.path / "records.jsonl"
-        lines, torn = self._lines()
-        size = sum(map(len, lines))
-        if self._read is None or self._read[0] != size:
-            if torn:
-                warnings.warn(f"{path}: ignored a last row that was cut short", stacklevel=3)
-            rows = [parse_record(f"{path}:{i}", line) for i, line in enumerate(lines, 1)]
-            self._read = (size, rows)
-        return self._read[1]
-
 
 def open_runs(patterns: Iterable[str | Path]) -> list[RunFolder]:
     """Open the runs that paths and globs name, each once, in order.
@@ -265,7 +265,11 @@ def open_runs(patterns: Iterable[str | Path]) -> list[RunFolder]:
         if not there:
             found = globbed(pattern)
         if not found:
-            raise ResultsError(f"{pattern}: no such run folder, and as a glob it matches none")
+            # Who has such a folder, and no glob in mind, is told how to name it.
+            hint = "; where a [ is part of a name, write [[]" * ("[" in str(pattern))
+            raise ResultsError(
+                f"{pattern}: no such run folder, and as a glob it matches none{hint}"
+            )
         paths.update(dict.fromkeys(path.resolve() for path in found))
     if not paths:
         raise ResultsError("no run folder given; name one or more, or a glob of them")
@@ -277,7 +281,3 @@ def _file_stem(record_id: str) -> str:
     if len(record_id.encode()) <= 200:
         return record_id
     return f"{record_id[:120]}-{hashlib.sha256(record_id.encode()).hexdigest()[:16]}"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -38,6 +38,7 @@ _ABOVE_ZERO = (
     "combine_us",
     "peak_memory_bytes",
     "sm_clock_mhz",
+    "peak_sm_clock_mhz",
     "roofline_us",
     "roofline_ratio",
     "peak_tflops",
@@ -63,6 +64,8 @@ _NOT_BELOW_ZERO = (
     "nan_count",
     "timer_step_us",
     "mma_utilization",
+    "elapsed_s",
+    "measured_s",
     "seed",
 )
 

@@ -1,15 +1,20 @@
 """What a run folder must be before its figures are held against others."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 
+from mokbench import moment
 from mokbench.brief import brief
 from mokbench.cell_digest import cell_digest, lacks_defaults
 from mokbench.durable import as_results_error, whole_lines
 from mokbench.errors import ResultsError
 from mokbench.machine import Machine
-from mokbench.record import METHOD_VERSION
+from mokbench.record import METHOD_VERSION, Record
 from mokbench.results import RunFolder
 from mokbench.workload import Cell
+
+# A run may come from another machine, whose clock is another.
+MOST_AHEAD = timedelta(days=1)
 
 
 def refuse_unfinished(run: RunFolder) -> None:
@@ -24,6 +29,17 @@ def refuse_unfinished(run: RunFolder) -> None:
         raise ResultsError(
             f"{run.path}: was {status}; finish it (mokbench run --resume {run.path}) or leave it "
             "out"
+        )
+
+
+def refuse_future(run: RunFolder) -> None:
+    """Raise ResultsError for a run of days to come: what is measured next would be before it."""
+    now = datetime.now(UTC)
+    if moment.read(run.meta.created) > now + MOST_AHEAD:
+        raise ResultsError(
+            f"{run.path / 'run.json'}: was created at {run.meta.created}, more than a day after "
+            f"now, {now.isoformat(timespec='seconds')} by this machine's clock: one of the two "
+            "clocks is wrong; measure again, or leave the run out"
         )
 
 
@@ -47,6 +63,25 @@ def refuse_torn(run: RunFolder) -> None:
             f"{path}: has {len(lines)} rows, but the run ended with {run.meta.rows}; restore the "
             f"file, or {again}"
         )
+
+
+def refuse_repeated(run: RunFolder) -> None:
+    """Raise ResultsError where a row stands again that was not measured again.
+
+    It would be counted in the place of one that is lost. Only a failed row is measured again.
+    """
+    last: dict[str, Record] = {}
+    for row in sorted(run.attempts(), key=lambda row: row.attempt):
+        before = last.get(row.id)
+        if before and (before.attempt == row.attempt or before.status != "failed"):
+            raise ResultsError(
+                f"{run.path / 'records.jsonl'}: {row.id} stands in it again, as attempt "
+                f"{row.attempt} beside attempt {before.attempt}, which is {before.status}; only "
+                "failed rows are measured again, as their next attempt: restore the file, or "
+                "delete what stands twice and measure what is lost: mokbench run --resume "
+                f"{run.path}"
+            )
+        last[row.id] = row
 
 
 def refuse_changed_cells(run: RunFolder, cells: Sequence[Cell]) -> None:

@@ -1,37 +1,38 @@
 """Which run folders a glob names; pathlib's own passes over folders that may not be read."""
 
-import errno
 import fnmatch
 import re
 import stat
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from mokbench.durable import as_results_error
+from mokbench.durable import as_results_error, is_kind
+from mokbench.errors import ResultsError
 
 READABLE = "make it readable, or leave it out"
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def globbed(pattern: Path) -> list[Path]:
     """Run folders that ``pattern`` matches, in order; a warning for other folders.
 
-    Raises ResultsError for what cannot be read: to pass over it would judge the rest as if it were
-    all.
+    Raises ResultsError for what cannot be read and for links that lead nowhere: to pass over them
+    would judge the rest as if it were all.
     """
     parts = pattern.relative_to(pattern.anchor).parts
     found = []
     for path in sorted(set(_matching(Path(pattern.anchor), parts))):
         with as_results_error(path, "reading", READABLE):
-            if _is(stat.S_ISREG, path / "run.json"):
+            if is_kind(stat.S_ISREG, path / "run.json"):
                 found.append(path)
-            elif _is(stat.S_ISDIR, path):
+            elif is_kind(stat.S_ISDIR, path):
+                _refuse_dead_link(path / "run.json")
                 warnings.warn(f"{path}: passed over, it has no run.json", stacklevel=4)
     return found
 
 
 def _matching(folder: Path, parts: tuple[str, ...]) -> Iterator[Path]:
+    _refuse_dead_link(folder)
     if not parts:
         yield folder
         return
@@ -51,16 +52,13 @@ def _matching(folder: Path, parts: tuple[str, ...]) -> Iterator[Path]:
 
 def _inside(folder: Path) -> list[Path]:
     with as_results_error(folder, "reading", READABLE):
-        if not _is(stat.S_ISDIR, folder):
+        if not is_kind(stat.S_ISDIR, folder):
             return []
         return list(folder.iterdir())
 
 
-def _is(kind: Callable[[int], bool], path: Path) -> bool:
-    """As Path.is_dir and is_file, which from Python 3.14 on say no to what may not be read."""
-    try:
-        return kind(path.stat().st_mode)
-    except OSError as error:
-        if error.errno in _ABSENT:
-            return False
-        raise
+def _refuse_dead_link(path: Path) -> None:
+    with as_results_error(path, "reading", READABLE):
+        is_dead = path.is_symlink() and not path.exists()
+    if is_dead:
+        raise ResultsError(f"{path}: is a link that leads nowhere; mend it, or leave it out")

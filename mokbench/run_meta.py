@@ -11,6 +11,7 @@ from mokbench.durable import as_results_error
 from mokbench.errors import ResultsError
 from mokbench.figures import Figures, first_problem, once
 from mokbench.machine import Machine
+from mokbench.moment import Moment
 from mokbench.record import METHOD_VERSION, RECORD_VERSION, check_version
 
 # failed: measured to its end, with failed rows; aborted: an error ended it half way.
@@ -32,8 +33,8 @@ class RunMeta(Figures):
     versions: dict[str, str] = Field(default_factory=dict)
     # Of each mokbench that wrote rows, the one that started the run first; an older one says none.
     code: list[CodeVersion] = Field(default_factory=list)
-    created: str = ""
-    finished: str | None = None
+    created: Moment
+    finished: Moment | None = None
     status: RunStatus = "running"
     # Lines of records.jsonl when it ended; null while it is written, and of an older mokbench.
     rows: int | None = Field(None, ge=0)

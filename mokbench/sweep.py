@@ -4,10 +4,9 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
-from mokbench import min_step, rates, routing
+from mokbench import min_step, moment, rates, routing
 from mokbench.attempts import attempts
 from mokbench.blame import collective_bound_s
 from mokbench.config import Suite
@@ -152,7 +151,7 @@ class Sweep:
                 self._min_steps[probes[probe]] = quantity(slowest)
 
     def _run_group(self, pool: WorkerPool, cells: list[Cell]) -> None:
-        started = datetime.now(UTC).isoformat(timespec="seconds")
+        started = moment.now()
         before = time.monotonic()
         known = self._rates.get(pool.ranks)
         told = known.model_dump(mode="json") if known else None

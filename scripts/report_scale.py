@@ -34,7 +34,7 @@ def write_run(path: Path, values: np.ndarray, hour: int) -> RunFolder:
     meta = RunMeta(
         name="scale",
         machine=machine.describe(),
-        created=f"2026-01-{hour // 24 + 1:02d}T{hour % 24:02d}",
+        created=f"2026-01-{hour // 24 + 1:02d}T{hour % 24:02d}:00:00Z",
     )
     run = RunFolder.create(path, meta)
     lines = [json.dumps(_row(i, float(value))) for i, value in enumerate(values)]

@@ -66,6 +66,10 @@ def refused(path: Path, *arguments: str | Path) -> str:
         ({"mma_utilization": -1.0}, "mma_utilization is -1.0"),
         ({"hold_expired_share": 5.0}, "hold_expired_share is 5.0, a share is 0 to 1"),
         ({"rejected_samples": -5}, "rejected_samples is -5, 0 to"),
+        ({"started": "soon"}, "started: Value error, 'soon' is no date and time"),
+        ({"elapsed_s": -0.5}, "elapsed_s is -0.5"),
+        ({"measured_s": -1e9}, "measured_s is -1000000000.0"),
+        ({"peak_sm_clock_mhz": -1.0}, "peak_sm_clock_mhz is -1.0"),
     ],
 )
 def test_a_number_that_cannot_be_is_refused_where_rows_are_read(

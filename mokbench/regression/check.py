@@ -8,7 +8,7 @@ from pathlib import Path
 from mokbench.errors import ConfigError
 from mokbench.machine import Machine
 from mokbench.regression.confirm import Confirmation, confirm, suspects
-from mokbench.regression.history import History, folder_of
+from mokbench.regression.history import History
 from mokbench.regression.history_checks import candidates_of
 from mokbench.regression.judge import Judged, judge_history
 from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
@@ -16,6 +16,7 @@ from mokbench.regression.levels import Series, new_level, open_faster
 from mokbench.regression.verdict import ORDER, UNSETTLED, Limits, Verdict
 from mokbench.results import RunFolder
 from mokbench.run_checks import (
+    refuse_future,
     refuse_stale_key,
     refuse_torn,
     refuse_unfinished,
@@ -78,12 +79,13 @@ def check(
         refuse_unknown_method(run)
         refuse_unfinished(run)
         refuse_torn(run)
+        refuse_future(run)
         refuse_stale_key(run.path / "run.json", run.meta.machine)
     # A folder keeps the rows it has read, and three times 10 000 of them are half a GiB.
     launches = [Launch.of(RunFolder.open(run.path), commit) for run in runs]
     one_kind(launches)
     refuse_copies(launches)
-    history = History.read(folder_of(root, runs[0].meta.machine))
+    history = History.of_machine(root, runs[0].meta.machine)
     own = {launch.launch for launch in launches}
     version = launches[0].method_version
     others = [x for x in history.launches if x.launch not in own and x.method_version == version]

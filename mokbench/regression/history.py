@@ -6,7 +6,6 @@
 """
 
 import contextlib
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,21 +19,25 @@ from mokbench.errors import ResultsError
 from mokbench.machine import Machine
 from mokbench.regression.history_checks import (
     in_order_of_time,
-    is_there,
     refuse_lost_levels,
     refuse_no_folder,
     refuse_no_launches,
     refuse_reordered,
 )
-from mokbench.regression.history_lines import WINDOW, names, read_all, read_launches
+from mokbench.regression.history_folders import (
+    LAUNCHES,
+    LEVELS,
+    MACHINE,
+    folder_of,
+    refuse_misnamed,
+)
+from mokbench.regression.history_lines import WINDOW, machines, names, read_all, read_launches
 from mokbench.regression.launch import Launch, Readings
 from mokbench.regression.levels import Level, Series, counting, first_of, newest_levels
 from mokbench.regression.shift import Floats
-from mokbench.run_checks import refuse_stale_key
 
 # Another check that appends is done long before; to give up would lose what was measured.
 _LOCK_WAIT_S = 60.0
-_LAUNCHES, _LEVELS, _MACHINE = "launches.jsonl", "levels.jsonl", "machine.json"
 
 
 @dataclass
@@ -50,36 +53,30 @@ class History:
     recorded: set[str] = field(default_factory=set)
 
     @classmethod
+    def of_machine(cls, root: Path, machine: Machine) -> Self:
+        """Read a machine's folder in ``root``, see ``folder_of``. Raises ResultsError."""
+        return cls.read(folder_of(root, machine))
+
+    @classmethod
     def read(cls, folder: Path) -> Self:
         """Read a machine's folder; one that does not exist is an empty history.
 
         Raises ResultsError for a line that is none, of another version, or of another machine
         than the lines before: a verdict from half a history would be a guess.
         """
-        path = folder / _LAUNCHES
+        path = folder / LAUNCHES
         refuse_no_folder(folder)
-        refuse_no_launches(path, [folder / _MACHINE, folder / _LEVELS])
-        levels = read_all(folder / _LEVELS, Level)
+        refuse_no_launches(path, [folder / MACHINE, folder / LEVELS])
+        levels = read_all(folder / LEVELS, Level)
         newest = {name for level in counting(levels) for name in level.launches}
         launches = read_launches(path, keep=newest)
         recorded = names(path).union(launch.launch for launch in launches)
         refuse_lost_levels(path, counting(levels), recorded)
-        keys = {launch.machine for launch in launches}
-        if len(keys) > 1:
-            raise ResultsError(
-                f"{folder / _LAUNCHES}: holds launches of {len(keys)} machines "
-                f"({', '.join(sorted(keys))}); a folder is for one: move the others' lines out"
-            )
-        if keys and not folder.resolve().name.endswith(next(iter(keys))):
-            raise ResultsError(
-                f"{folder}: holds launches of machine {next(iter(keys))}, which its name does not "
-                "say: has a folder been copied over another?"
-            )
-        _refuse_another_machine(folder / _MACHINE, keys)
+        refuse_misnamed(folder, machines(path).union(launch.machine for launch in launches))
         once: dict[str, Launch] = {}
         for launch in launches:
             if launch.launch in once:
-                warnings.warn(f"{folder / _LAUNCHES}: launch {launch.run} twice", stacklevel=2)
+                warnings.warn(f"{folder / LAUNCHES}: launch {launch.run} twice", stacklevel=2)
             once.setdefault(launch.launch, launch)
         refuse_reordered(path, list(once.values()), counting(levels))
         return cls(folder, list(once.values()), levels, recorded)
@@ -93,7 +90,7 @@ class History:
             return 0
         with as_results_error(self.folder, "writing the history", "free some space"):
             self.folder.mkdir(parents=True, exist_ok=True)
-        with self._locked(_LAUNCHES) as path:
+        with self._locked(LAUNCHES) as path:
             self._read_again(path)
             new = in_order_of_time(one for one in launches if one.launch not in self.recorded)
             if not new:
@@ -106,9 +103,9 @@ class History:
         self.launches += new
         self.recorded.update(launch.launch for launch in new)
         with as_results_error(self.folder, "writing the history", "free some space"):
-            if not (self.folder / _MACHINE).exists():
+            if not (self.folder / MACHINE).exists():
                 text = machine.model_dump_json(indent=1, exclude={"gpu_uuids"})
-                replace_file(self.folder / _MACHINE, text.encode() + b"\n")
+                replace_file(self.folder / MACHINE, text.encode() + b"\n")
         return len(new)
 
     def _read_again(self, path: Path) -> None:
@@ -123,8 +120,8 @@ class History:
         missing = set(level.launches).difference(launch.launch for launch in self.launches)
         if missing:
             raise ResultsError(f"{self.folder}: launches {', '.join(sorted(missing))} not recorded")
-        refuse_reordered(self.folder / _LAUNCHES, self.launches, [level])
-        with self._locked(_LEVELS) as path:
+        refuse_reordered(self.folder / LAUNCHES, self.launches, [level])
+        with self._locked(LEVELS) as path:
             append_line(path, level.model_dump_json())
         self.levels.append(level)
 
@@ -190,70 +187,3 @@ def _last(values: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:
     there = ~np.isnan(values)
     later = np.cumsum(there[:, ::-1], axis=1)[:, ::-1]
     return np.asarray(there & (later <= WINDOW))
-
-
-def folder_of(root: Path, machine: Machine) -> Path:
-    """Folder of a machine in a history: its model, so that people find it, and its key.
-
-    Raises ResultsError where ``root`` is itself a machine's folder: an empty one inside it would
-    make every series INSUFFICIENT, which passes.
-    """
-    refuse_no_folder(root)
-    if is_there(root / _LAUNCHES):
-        raise ResultsError(f"{root}: is one machine's folder; give the folder that it is in")
-    what = f"{machine.gpu} x{machine.gpus}" if machine.gpus else machine.cpu or "machine"
-    slug = re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-")[:40].strip("-")
-    return root / f"{slug or 'machine'}-{machine.key}"
-
-
-def machine_folders(root: Path) -> list[Path]:
-    """Machines' folders in a history, or the one that ``root`` itself is. ResultsError for none."""
-    refuse_no_folder(root)
-    found = [root] if _is_history(root) else []
-    with as_results_error(root, "reading", "make it readable"):
-        inside = sorted(root.iterdir()) if root.is_dir() else []
-    for path in inside:
-        with as_results_error(path, "reading", "make it readable"):
-            if _is_history(path):
-                found.append(path)
-    if not found:
-        raise ResultsError(
-            f"{root}: no history (no {_LAUNCHES} in it or in a folder of it); "
-            "mokbench check RUNS --history DIR --record starts one"
-        )
-    return found
-
-
-def _is_history(folder: Path) -> bool:
-    path = folder / _LAUNCHES
-    return path.is_file() or path.is_symlink() or (folder / _MACHINE).is_file()
-
-
-def _refuse_another_machine(path: Path, keys: set[str]) -> None:
-    """Raise ResultsError where machine.json describes another machine than the launches are of."""
-    told = _told(path)
-    if told is None or not keys:
-        return
-    refuse_stale_key(path, told)
-    if told.key not in keys:
-        raise ResultsError(
-            f"{path}: describes the machine with key {told.key}, the launches beside it are of "
-            f"{next(iter(keys))}: restore the folder from version control"
-        )
-
-
-def _told(path: Path) -> Machine | None:
-    """What machine.json says; null for none or for one that does not read: it is only a name."""
-    try:
-        return Machine.model_validate_json(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
-def machine_name(folder: Path) -> str:
-    """What people call the machine of a folder: from machine.json, else the folder's name."""
-    told = _told(folder / _MACHINE)
-    if told is None:
-        return folder.name
-    what = f"{told.gpus} x {told.gpu}, driver {told.driver}" if told.gpus else told.cpu
-    return f"{what}, torch {told.torch}, key {told.key}"

@@ -2,9 +2,9 @@
 
 import warnings
 from collections.abc import Collection, Iterable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
+from mokbench import moment
 from mokbench.durable import as_results_error
 from mokbench.errors import ResultsError
 from mokbench.regression.launch import Launch
@@ -55,15 +55,14 @@ def refuse_reordered(path: Path, launches: Sequence[Launch], levels: Iterable[Le
     A level counts from its first line on. Other configs may be measured at the same time.
     """
     place = {launch.launch: i for i, launch in enumerate(launches)}
-    times = [_time(launch.created) for launch in launches]
+    times = [moment.read(launch.created) for launch in launches]
     for level in levels:
         own = {place[name] for name in level.launches if name in place}
-        begun = [time for i in own if (time := times[i]) is not None]
-        if not begun:
+        if not own:
             continue
-        first, when = min(own), min(begun)
+        first, when = min(own), min(times[i] for i in own)
         for i, (launch, time) in enumerate(zip(launches, times, strict=True)):
-            if i in own or time is None or launch.config != launches[first].config:
+            if i in own or launch.config != launches[first].config:
                 continue
             if (time < when) if i > first else (time > when):
                 side = "behind" if i > first else "before"
@@ -76,7 +75,7 @@ def refuse_reordered(path: Path, launches: Sequence[Launch], levels: Iterable[Le
 
 def in_order_of_time(launches: Iterable[Launch]) -> list[Launch]:
     """Sort by when they were made: a glob gives launch-10 before launch-9."""
-    return sorted(launches, key=lambda one: _time(one.created) or datetime.min.replace(tzinfo=UTC))
+    return sorted(launches, key=lambda one: moment.read(one.created))
 
 
 def candidates_of(
@@ -122,11 +121,3 @@ def is_there(path: Path) -> bool:
         except FileNotFoundError:
             return False
     return True
-
-
-def _time(text: str) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)

@@ -27,6 +27,7 @@ WINDOW = 30
 MOST_READ = 100
 # Finding a line's launch, cells and flags is a hundredth of the work of reading it.
 _LAUNCH = re.compile(rb'"launch": ?"([0-9a-f]+)"')
+_MACHINE = re.compile(rb'"machine": ?"([^"]*)"')
 _COLUMNS = re.compile(
     rb'"ids": ?(\[.*?\]), ?"digests": ?(\[.*?\]), ?"status": ?(\[.*?\]), ?"marks"'
 )
@@ -72,8 +73,17 @@ def read_launches(path: Path, keep: Collection[str] = ()) -> list[Launch]:
 
 def names(path: Path) -> set[str]:
     """Launches of all lines, also of those that ``read_launches`` passes over."""
-    found = (_LAUNCH.search(line) for _, line in _whole_lines(path, warn=False))
-    return {one[1].decode() for one in found if one is not None}
+    return _all(_LAUNCH, path)
+
+
+def machines(path: Path) -> set[str]:
+    """Machine keys of all lines, also of those that ``read_launches`` passes over."""
+    return _all(_MACHINE, path)
+
+
+def _all(pattern: re.Pattern[bytes], path: Path) -> set[str]:
+    found = (pattern.search(line) for _, line in _whole_lines(path, warn=False))
+    return {one[1].decode(errors="replace") for one in found if one is not None}
 
 
 def _wanted(lines: list[_Seen], keep: Collection[str]) -> set[int]:

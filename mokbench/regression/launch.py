@@ -14,10 +14,12 @@ from pydantic import ConfigDict, Field, model_validator
 from mokbench.cell_digest import lacks_defaults
 from mokbench.errors import ResultsError
 from mokbench.figures import SHARED_GPU, Figures, Status, was_not_finite
+from mokbench.moment import Moment
 from mokbench.record import Record
 from mokbench.regression.shift import Floats
 from mokbench.results import RunFolder
 from mokbench.row_checks import not_positive
+from mokbench.run_checks import refuse_repeated
 
 HISTORY_VERSION = 1
 # All are "less is better". Bytes and FLOPs follow from the config and have no noise to test.
@@ -58,11 +60,11 @@ class Launch(Figures):
     launch: str
     run: str
     config: str = ""
-    created: str
+    created: Moment
     commit: str | None = None
     machine: str
     method_version: int
-    ids: list[str]
+    ids: list[str] = Field(min_length=1)
     digests: list[str]
     status: list[Status]
     marks: list[Mark]
@@ -83,11 +85,16 @@ class Launch(Figures):
                     raise ValueError(f"{cell}: is {status} and has {name} {value}")
                 if value is not None and (problem := not_positive(value)):
                     raise ValueError(f"{cell}: {name} is {problem}")
+        steps = self.values.get(CLOCKED, [None] * len(self.ids))
+        for cell, status, value in zip(self.ids, self.status, steps, strict=True):
+            if status == "ok" and value is None:
+                raise ValueError(f"{cell}: is ok and has no {CLOCKED}")
         return self
 
     @classmethod
     def of(cls, run: RunFolder, commit: str | None = None) -> Self:
         """Read a run's rows. Raises ResultsError for none, or for rows that are broken."""
+        refuse_repeated(run)
         records = run.records()
         if not records:
             raise ResultsError(f"{run.path}: has no rows; nothing can be judged")
@@ -173,7 +180,7 @@ def _unmeasured(record: Record) -> str | None:
     for name in METRICS:
         if note := was_not_finite(record.notes, name):
             return note
-    return "is ok and has no step_time_us" if record.step_time_us is None else None
+    return f"is ok and has no {CLOCKED}" if record.step_time_us is None else None
 
 
 def _value(record: Record, name: str) -> float | None:

@@ -1,9 +1,10 @@
 """Accepted levels of a machine's history, and what its flags say since them."""
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 
+from mokbench import moment
 from mokbench.figures import Figures
+from mokbench.moment import Moment
 from mokbench.regression.launch import HISTORY_VERSION, Launch
 
 Series = tuple[str, str]
@@ -13,7 +14,7 @@ class Level(Figures):
     """A person's word that the level from ``launches`` on is the new normal of ``series``."""
 
     history_version: int = HISTORY_VERSION
-    when: str
+    when: Moment
     reason: str
     launches: list[str]
     series: list[Series]
@@ -22,7 +23,7 @@ class Level(Figures):
 def new_level(reason: str, launches: Sequence[Launch], series: Sequence[Series]) -> Level:
     """Make the level that ``--accept`` records, as of now."""
     return Level(
-        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        when=moment.now(),
         reason=reason,
         launches=[launch.launch for launch in launches],
         series=list(series),

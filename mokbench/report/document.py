@@ -99,7 +99,7 @@ def _legend(tables: Sequence[Table], slowdowns: Sequence[Table]) -> list[str]:
     cells = [cell for table in tables for row in table.cells for cell in row]
     titles = {column.title for table in tables for column in table.columns}
     lines = []
-    if wording.AGAINST in titles:
+    if titles.intersection((wording.AGAINST, wording.AGAINST_ON_HOST)):
         lines.append(wording.LEGEND)
     if against_deepep.AGAINST in titles:
         lines.append(against_deepep.LEGEND)

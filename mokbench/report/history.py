@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mokbench.durable import as_results_error
-from mokbench.regression.history import History, machine_folders
+from mokbench.regression.history import History
+from mokbench.regression.history_folders import machine_folders
 from mokbench.report.cells_table import Cell, Grid, Heading
 from mokbench.report.document import table_markdown
 from mokbench.report.html import Drawing, page

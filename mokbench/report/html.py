@@ -31,7 +31,7 @@ from mokbench.run_checks import older_method
 
 TITLES = {
     "step_time": "Step time by system",
-    "speedup": "Speed-up over tokens and imbalance",
+    "speedup": "Step time over that of one system, by tokens and imbalance",
     "signaling": "Signaling against the number of ranks",
     "link": "Link utilisation against the measured peak",
     "imbalance": "Expert imbalance",

@@ -12,7 +12,12 @@ from mokbench.figures import SignalPoint
 from mokbench.machine import Machine
 from mokbench.record import Record
 from mokbench.results import RunFolder
-from mokbench.run_checks import refuse_stale_key, refuse_torn, refuse_unknown_method
+from mokbench.run_checks import (
+    refuse_repeated,
+    refuse_stale_key,
+    refuse_torn,
+    refuse_unknown_method,
+)
 from mokbench.run_meta import RunMeta
 
 
@@ -86,6 +91,7 @@ def gather(runs: Sequence[RunFolder]) -> Rows:
         raise ResultsError("no run to report")
     for run in runs:
         refuse_torn(run)
+        refuse_repeated(run)
         if len(runs) > 1:
             refuse_stale_key(run.path / "run.json", run.meta.machine)
     first = runs[0].meta

@@ -24,14 +24,11 @@ def slowdown_tables(rows: Rows) -> list[Table]:
         work = Workload.of(row.record)._replace(tokens_per_rank=0, routing="")
         groups.setdefault((work, wording.regime(row.record)), []).append(row)
     several = len(rows.runs) > 1
-    tables = (
-        _table(wording.shape(work, regime), found, several)
-        for (work, regime), found in groups.items()
-    )
+    tables = (_table(work, regime, found, several) for (work, regime), found in groups.items())
     return [table for table in tables if table is not None]
 
 
-def _table(title: str, rows: Iterable[Row], several_runs: bool) -> Table | None:
+def _table(work: Workload, regime: str, rows: Iterable[Row], several_runs: bool) -> Table | None:
     found: dict[_Key, Record] = {}
     for row in rows:
         record = row.record
@@ -56,7 +53,9 @@ def _table(title: str, rows: Iterable[Row], several_runs: bool) -> Table | None:
         *(Column(name.replace(",", ", ")) for name in systems),
     )
     first = 0 if several_runs else 1
-    table = Table(title, columns, tuple(cells), alike=True)
+    said = (wording.NO_VERDICT,) if work.fabric == "host" else ()
+    title = wording.shape(work, regime)
+    table = Table(title, columns, tuple(cells), sentences=said, alike=True)
     return table.keeping(range(first, len(columns)))
 
 

@@ -108,7 +108,7 @@ def _workload_table(work: Workload, group: Sequence[Row], rows: Rows) -> Table:
         Column("regime", right=False),
         Column("run", right=False),
         Column("step us (95 % CI)"),
-        Column(wording.AGAINST, expendable=1),
+        Column(wording.AGAINST_ON_HOST if work.fabric == "host" else wording.AGAINST, expendable=1),
         *(column for column, _ in _FIGURES),
     )
     table = Table(

@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mokbench.regression import change_points
-from mokbench.regression.history import History, machine_name
+from mokbench.regression.history import History
+from mokbench.regression.history_folders import machine_name
 from mokbench.regression.launch import MARKS, METRICS, Launch
 from mokbench.regression.levels import Series
 from mokbench.report import units

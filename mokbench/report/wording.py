@@ -18,7 +18,9 @@ HOST = (
 )
 SEPARATE = "separate medians, not measured in turn"
 FLOOR = f"{100 * EFFECT_FLOOR:g} %"
+NO_VERDICT = "host fabric, no performance verdict"
 AGAINST = "mok us / row us (95 % CI)"
+AGAINST_ON_HOST = f"{AGAINST}, no verdict"
 LEGEND = (
     "mok us / row us: step time of mok divided by the step time of the row it stands in (below 1: "
     "mok took less time), the median over pairs of blocks measured in turn, with its 95 % interval."
@@ -144,7 +146,8 @@ def sentence(found: Comparison, name_runs: bool = False) -> str:
     if shares_gpu(mok):
         text += f"; {sharing(mok)}"
     where = f"{found.mok.run}, " if name_runs and one_run else ""
-    return f"{where}{regime(mok)}: {text}."
+    first = "no performance verdict; " if mok.fabric == "host" else ""
+    return f"{first}{where}{regime(mok)}: {text}."
 
 
 def reference(ratios: Iterable[Comparison | None], shown: Sequence[Row]) -> str | None:

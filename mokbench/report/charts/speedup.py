@@ -40,7 +40,7 @@ def figures(rows: Rows) -> Iterator[tuple[str, Figure]]:
     for stem, ((work, how, run), found) in zip(names, drawn.items(), strict=True):
         title = wording.shape(work, how) + f", run {run}" * several
         marks = notes_of([row.record for row in groups[work, how, run]], rows)
-        yield stem, _figure(title, *found, [*marks, *notes])
+        yield stem, _figure(title, work.fabric, *found, [*marks, *notes])
 
 
 def subject(rows: Sequence[Row]) -> str | None:
@@ -80,7 +80,7 @@ def _pairs(rows: Sequence[Row]) -> tuple[str, dict[str, list[Comparison]]]:
 
 
 def _figure(
-    title: str, own: str, found: dict[str, list[Comparison]], notes: Sequence[str]
+    title: str, fabric: str, own: str, found: dict[str, list[Comparison]], notes: Sequence[str]
 ) -> Figure:
     records = [pair.mok.record for pairs in found.values() for pair in pairs]
     routings = spread(by_imbalance(records), MAX_ROUTINGS)
@@ -93,9 +93,12 @@ def _figure(
     if len(found) > MAX_PANELS:
         caption.append(f"Systems left out: {', '.join(list(found)[MAX_PANELS:])}.")
     shown = dict(list(found.items())[:MAX_PANELS])
+    what = f"Speed-up of {own}"
+    if fabric == "host":
+        what = f"Step time relative to {own} ({wording.NO_VERDICT})"
     figure, axes = panels(
         len(shown),
-        title=f"Speed-up of {own} over tokens and imbalance: {title}",
+        title=f"{what} over tokens and imbalance: {title}",
         notes=caption,
         size=(max(3.4, 1.6 + 0.75 * len(tokens)), 1.3 + 0.42 * len(routings)),
     )
