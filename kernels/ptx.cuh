@@ -290,10 +290,9 @@ __device__ __forceinline__ void cvt_f32_e4m3x2(float& low, float& high, u16 pack
       : "h"(packed));
 }
 
-// One instruction: CUDA's function adds range checks.
-__device__ __forceinline__ float ex2_approx(float x) {
+__device__ __forceinline__ float tanh_approx(float x) {
   float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 

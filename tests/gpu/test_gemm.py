@@ -96,6 +96,21 @@ def num_sms_of_gpu():
     return torch.cuda.get_device_properties(0).multi_processor_count
 
 
+def test_silu_is_right_at_every_gate():
+    gates = torch.linspace(-100, 100, 801, device="cuda").bfloat16()
+    ups = torch.where(torch.arange(801, device="cuda") % 2 == 0, 1.0, -3.0).bfloat16()
+    x = torch.zeros(801, 128, device="cuda", dtype=torch.bfloat16)
+    x[:, 0], x[:, 1] = gates, ups
+    weights = torch.zeros(1, 128, 128, device="cuda", dtype=torch.bfloat16)
+    weights[0, :64, 0] = weights[0, 64:, 1] = 1  # every gate row picks x[0], every up row x[1]
+    ends = torch.tensor([801], device="cuda", dtype=torch.int32)
+    _, out = run(GemmConfig(swiglu=True), x, weights, ends, None, num_sms_of_gpu())
+    gates, ups = gates.double(), ups.double()
+    expected = (gates * gates.sigmoid() * ups)[:, None]
+    allowed = (gates * ups).abs()[:, None] * 2.0**-12 + expected.abs() * 2.0**-8 + 1e-30
+    assert ((out.double() - expected).abs() <= allowed).all()
+
+
 @pytest.mark.parametrize("behind", [0.0, 1.0, 30.0, float("nan")])
 def test_what_lies_behind_an_experts_last_row_does_not_round_it(behind):
     for config in (config for config in configs() if config.swiglu and not config.row_weights):
