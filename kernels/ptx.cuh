@@ -216,6 +216,13 @@ __device__ __forceinline__ void stmatrix_x4_trans(u32 at, u32 a, u32 b, u32 c, u
                : "r"(at), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
 }
+// The first two of them; lanes 0 to 15 give the rows.
+__device__ __forceinline__ void stmatrix_x2_trans(u32 at, u32 a, u32 b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
+               :
+               : "r"(at), "r"(a), "r"(b)
+               : "memory");
+}
 __device__ __forceinline__ Vec16 ld_shared_v4(u32 at) {
   Vec16 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -16,13 +16,12 @@ MAX_EXPERTS = 512  # kMaxGemmExperts
 MAX_GROUP_TILES = 65_536
 PARTS_A_CTA = 2  # TileQueue::kPartsACta
 PART_BYTES = 2 * HALF_COLS * 128 * 4  # kPartBytes
-TILE_ROWS = (32, 64, 128)
+TILE_ROWS = (32, 64, 128, 144)
 # What a CTA of sm_90 may have.
 MAX_SHARED_BYTES = 232_448
 _LINE_BYTES = 128
 _WORK_SLOTS, _WORK_BYTES, _COUNT_WORDS = 1, 32, 16
 _STAGING_BUFFERS = 4
-_STAGING_BYTES = _STAGING_BUFFERS * 64 * _LINE_BYTES
 _MAX_STAGES = 10
 # Handing over a tile's sums pays where a CTA's share of its k-blocks takes longer.
 _SPLIT_K_ROWS, _SPLIT_K_FROM = 128, 96 * BLOCK_K
@@ -76,7 +75,7 @@ class GemmConfig:
     @property
     def store_rows(self) -> int:
         """chunk_rows: rows of one store's box."""
-        return min(64, self.tile_rows)
+        return 48 if self.tile_rows > _SPLIT_K_ROWS else min(64, self.tile_rows)
 
     @property
     def row_boxes(self) -> range:
@@ -90,7 +89,8 @@ class GemmConfig:
 
 
 def _shared_bytes(tile_rows: int, stages: int) -> int:
-    barriers = stages * (2 * HALF_COLS + tile_rows) * _LINE_BYTES + _STAGING_BYTES
+    staging = _STAGING_BUFFERS * (48 if tile_rows > _SPLIT_K_ROWS else 64) * _LINE_BYTES
+    barriers = stages * (2 * HALF_COLS + tile_rows) * _LINE_BYTES + staging
     work = barriers + 16 * (stages + _WORK_SLOTS + _STAGING_BUFFERS)
     return work + _WORK_SLOTS * _WORK_BYTES + 4 * (MAX_EXPERTS + _COUNT_WORDS)
 

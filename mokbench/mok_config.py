@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from mokbench.gemm_config import (
     HALF_COLS,
-    TILE_ROWS,
     GemmConfig,
     gemm_cost,
     most_stages,
@@ -19,6 +18,8 @@ from mokbench.workload import Model, Workload
 SOURCE = "mok/forward.cuh"
 THREADS = 512  # kMokThreads
 BLOCK_K = 64
+# Those of the grouped GEMM that leave a consumer the registers for two kinds of tiles.
+TILE_ROWS = (32, 64, 128)
 MAX_RANKS, MAX_TOP_K, MAX_LOCAL_EXPERTS = 128, 16, 1024
 MAX_RING_TILES, MAX_HIDDEN_RING_TILES = (1 << 15) - 1, (1 << 16) - 1
 MAX_ROUTES = 1 << 25  # kRouteBits

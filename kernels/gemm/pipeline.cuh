@@ -21,9 +21,7 @@ constexpr u32 kGroupCols = kHalfCols / kConsumers;
 constexpr u32 kProducerRegisters = 56;
 constexpr u32 kConsumerRegisters = 224;
 
-// What one store takes: rows of a warpgroup's columns, in one of its two buffers.
-constexpr u32 kMaxChunkRows = 64;
-constexpr u32 kChunkBytes = kMaxChunkRows * kGroupCols * 2;
+// In which a warpgroup stages what its storer sends.
 constexpr u32 kChunkBuffers = kStagingBuffers / kConsumers;
 
 // A CTA takes its next tile when this many k-blocks of the one before are not yet asked for: late,
@@ -31,14 +29,12 @@ constexpr u32 kChunkBuffers = kStagingBuffers / kConsumers;
 // does the L2 still have what they share.
 constexpr u32 kTakeAhead = 6;
 
-constexpr u32 chunk_rows(const GemmConfig& c) { return min_of(kMaxChunkRows, c.tile_rows); }
-
 // Addresses in dynamic shared memory.
 template <GemmConfig c>
 struct GemmShared {
   static constexpr GemmLayout kLayout = gemm_layout(c);
-  static_assert(c.tile_rows == 32 || c.tile_rows == 64 || c.tile_rows == 128);
-  static_assert(kStagingBuffers * kChunkBytes == kStagingBytes);
+  static_assert(c.tile_rows == 32 || c.tile_rows == 64 || c.tile_rows == 128 ||
+                (c.tile_rows == 144 && !c.split_k));
   static_assert(kLayout.bytes <= 232448, "more shared memory than an SM of sm_90 gives a CTA");
 
   u32 base;
@@ -56,7 +52,7 @@ struct GemmShared {
 
   // A warpgroup's buffer of a chunk, that it is filled, and that it is sent.
   __device__ __forceinline__ u32 staging(u32 group, u32 buffer) const {
-    return base + kLayout.staging + (group * kChunkBuffers + buffer) * kChunkBytes;
+    return base + kLayout.staging + (group * kChunkBuffers + buffer) * chunk_bytes(c);
   }
   __device__ __forceinline__ u32 staged(u32 group, u32 buffer) const {
     return work_empty(kWorkSlots + group * kChunkBuffers + buffer);

@@ -19,7 +19,7 @@ constexpr u32 kMaxGemmExperts = 512;
 
 // A C++20 template value in the kernel. Stages: k-blocks of both operands in shared memory.
 struct GemmConfig {
-  u32 tile_rows = 128;  // of a half
+  u32 tile_rows = 128;  // of a half: 32, 64, 128 or 144
   u32 stages = 4;
   u32 group_tiles = 8;       // row tiles of an expert that share a column block one after the other
   bool swiglu = false;       // weights alternate 8 gate rows, 8 up rows; half as many columns out
@@ -261,9 +261,17 @@ constexpr u32 kWorkSlots = 1;
 constexpr u32 kLineBytes = 128;  // a row of a k-block, the swizzle's width
 constexpr u32 kHalfBytes = kHalfCols * kLineBytes;
 constexpr u32 kStagingBuffers = 4;
-constexpr u32 kStagingBytes = kStagingBuffers * 64 * kLineBytes;
 constexpr u32 kCountWords = 16;
 constexpr u32 kPartBytes = 2 * kHalfCols * 128 * 4;  // sums of a part
+
+// Rows that one store takes, of a consumer warpgroup's columns.
+constexpr u32 chunk_rows(const GemmConfig& c) {
+  return c.tile_rows > 128 ? 48 : min_of(64, c.tile_rows);
+}
+// Of a buffer for them.
+constexpr u32 chunk_bytes(const GemmConfig& c) {
+  return (c.tile_rows > 128 ? 48 : 64) * kLineBytes;
+}
 
 struct GemmLayout {
   u32 stage_bytes;
@@ -278,7 +286,7 @@ constexpr GemmLayout gemm_layout(const GemmConfig& c) {
   GemmLayout l{};
   l.stage_bytes = (2 * kHalfCols + c.tile_rows) * kLineBytes;
   l.staging = c.stages * l.stage_bytes;
-  l.barriers = l.staging + kStagingBytes;
+  l.barriers = l.staging + kStagingBuffers * chunk_bytes(c);
   l.work = l.barriers + 16 * (c.stages + kWorkSlots + kStagingBuffers);
   l.tile_ends = l.work + kWorkSlots * static_cast<u32>(sizeof(GemmWork));
   l.bytes = l.tile_ends + 4 * (kMaxGemmExperts + kCountWords);

@@ -35,10 +35,14 @@ struct GemmConsumer {
   using Work = typename Output::Work;
   static constexpr u32 kMaxUnits = c.tile_rows / kRowUnit;
   static constexpr u32 kHalfSums = c.tile_rows / 2;
-  static constexpr u32 kPacked = Output::kPlain ? kHalfSums / 2 : kHalfSums / 4;
   static constexpr u32 kWorkWords = Output::kWorkWords;
   static constexpr u32 kChunkRows = chunk_rows(c);
   static constexpr u32 kChunks = TileChunks<c>::kChunks;
+  // Of a tile's first half these are staged at once, each into a buffer of its own; all others wait
+  // in registers.
+  static constexpr u32 kAtOnce = min_of(kChunks, kChunkBuffers);
+  static constexpr u32 kLate = 2 * kChunks - kAtOnce;
+  static constexpr u32 kPackedChunk = kChunkRows / (Output::kPlain ? 4 : 8);  // a thread's words
 
   const GemmShared<c> shared;
   const Work* const work_slots;
@@ -48,8 +52,8 @@ struct GemmConsumer {
   RingPlace<c.stages> place;
   RingPlace<kWorkSlots> work_place;
   Work work;  // being multiplied
-  // Of the tile that is done: the chunks that are not yet staged, see TileChunks; those of its
-  // second half are in packed.
+  // Of the tile that is done: the chunks that are not yet staged, see TileChunks; the late ones are
+  // in packed.
   u32 chunks = 0;
   bool is_swiglu = false;
   u32 row = 0;
@@ -57,7 +61,7 @@ struct GemmConsumer {
   u32 second_row = 0;
   u32 laps = 0;   // parity of each buffer's use
   u32 saved = 0;  // bytes of weights in a k-block that the tile being multiplied lacks, if narrow
-  u32 packed[kPacked];
+  u32 packed[kLate * kPackedChunk];
 
   __device__ __forceinline__ GemmConsumer(GemmShared<c> shared, const Work* work_slots,
                                           const Output& output, u32 group)
@@ -71,7 +75,7 @@ struct GemmConsumer {
   __device__ __forceinline__ void run() {
     next_work();
     while (true) {
-      if (work.units == 0 || is_part(work) || stages_first()) stage_second();
+      if (work.units == 0 || is_part(work) || stages_first()) stage_late();
       if (work.units == 0) return;
       if constexpr (c.split_k) {
         if (is_part(work)) {
@@ -109,7 +113,7 @@ struct GemmConsumer {
   // Whether the tile before must be staged before this one: it has too few k-blocks to do so during
   // its own, or may have to wait for others.
   __device__ __forceinline__ bool stages_first() const {
-    return output.k_blocks(work) < kChunks + 2 || !output.is_sure(work, group);
+    return output.k_blocks(work) < kLate + 2 || !output.is_sure(work, group);
   }
 
   template <u32 kUnits>
@@ -135,7 +139,7 @@ struct GemmConsumer {
 #pragma unroll 1
       for (u32 block = 1; block + 1 < output.k_blocks(work); ++block) {
         multiply_block<kRows>(sums);
-        if (block <= kChunks) stage_second(block - 1, block);
+        if (block <= kLate) stage_late(block - 1, block);
         place.advance();
       }
       set_done(kRows);
@@ -281,42 +285,51 @@ struct GemmConsumer {
     ptx::wgmma_commit_group();
   }
 
-  // Both halves of a finished tile: its first goes to shared memory, its second to packed. The
-  // first's chunks are written whether the tile has them or not, and handed over when the next
-  // products are queued: meanwhile the tensor cores may have nothing else to do.
+  // Both halves of a finished tile. What can be staged at once is written whether the tile has it
+  // or not, and handed over when the next products are queued: meanwhile the tensor cores may have
+  // nothing else to do.
   template <u32 kRows>
   __device__ __forceinline__ void stage_first(float (&sums)[kRows]) {
     by_kind([&](auto swiglu) {
-      u32 rounded[kPacked];
-      round<kRows, 0, swiglu.value>(sums, rounded);
+      constexpr u32 kWords = words_of_chunk(swiglu.value);
+      u32 rounded[kChunks * kWords];
+      round<kRows, 0, swiglu.value>(sums, rounded, 0);
 #pragma unroll
-      for (u32 i = 0; i < ceil_div(kRows, kChunkRows); ++i) {
-        stage_chunk<swiglu.value>(buffer_of(i), rounded, i);
+      for (u32 i = 0; i < min_of(ceil_div(kRows, kChunkRows), kAtOnce); ++i) {
+        stage_chunk<swiglu.value>(buffer_of(i), rounded, i * kWords);
+      }
+#pragma unroll
+      for (u32 i = kAtOnce * kWords; i < kRows * kWords / kChunkRows; ++i) {
+        packed[i - kAtOnce * kWords] = rounded[i];
       }
     });
   }
   __device__ __forceinline__ void hand_over_first() {
     __syncwarp();
 #pragma unroll
-    for (u32 i = 0; i < kChunks; ++i) hand_over(i);
+    for (u32 i = 0; i < kAtOnce; ++i) hand_over(i);
   }
   template <u32 kRows>
   __device__ __forceinline__ void round_second(float (&sums)[kRows]) {
-    by_kind([&](auto swiglu) { round<kRows, 1, swiglu.value>(sums, packed); });
+    by_kind([&](auto swiglu) {
+      round<kRows, 1, swiglu.value>(sums, packed,
+                                    (kChunks - kAtOnce) * words_of_chunk(swiglu.value));
+    });
   }
-  // Chunks of the second half.
-  __device__ __forceinline__ void stage_second(u32 first = 0, u32 end = kChunks) {
+  // The nth of the late chunks, first <= nth < end.
+  __device__ __forceinline__ void stage_late(u32 first = 0, u32 end = kLate) {
     by_kind([&](auto swiglu) {
 #pragma unroll
-      for (u32 i = 0; i < kChunks; ++i) {
-        if (i < first || i >= end || !has_chunk(kChunks + i)) continue;
-        wait_for_buffer((kChunks + i) % kChunkBuffers);
-        stage_chunk<swiglu.value>(buffer_of(kChunks + i), packed, i);
+      for (u32 i = 0; i < kLate; ++i) {
+        if (i < first || i >= end || !has_chunk(kAtOnce + i)) continue;
+        wait_for_buffer((kAtOnce + i) % kChunkBuffers);
+        stage_chunk<swiglu.value>(buffer_of(kAtOnce + i), packed, i * words_of_chunk(swiglu.value));
         __syncwarp();
-        hand_over(kChunks + i);
+        hand_over(kAtOnce + i);
       }
     });
   }
+  static constexpr u32 words_of_chunk(bool swiglu) { return kChunkRows / (swiglu ? 8 : 4); }
 
   // Calls act(Flag) for the kind of the tile that is done.
   template <class Act>
@@ -334,8 +347,8 @@ struct GemmConsumer {
 
   // Of eight rows a thread has two neighbouring ones at two columns, eight apart: by SwiGLU's
   // packing, gate and up of one column.
-  template <u32 kRows, u32 kHalf, bool kSwiglu>
-  __device__ __forceinline__ void round(float (&sums)[kRows], u32 (&to)[kPacked]) {
+  template <u32 kRows, u32 kHalf, bool kSwiglu, u32 kWords>
+  __device__ __forceinline__ void round(float (&sums)[kRows], u32 (&to)[kWords], u32 at) {
     constexpr u32 kCount = kRows / 2;
     constexpr u32 kFirst = kHalf * kCount;
     ptx::pin_sums(sums, kFirst, kCount);
@@ -344,10 +357,10 @@ struct GemmConsumer {
     for (u32 i = 0; i < kCount; i += 4) {
       const float* s = sums + kFirst + i;
       if constexpr (kSwiglu) {
-        to[i / 4] = ptx::cvt_rn_bf16x2(swiglu_approx(s[0], s[2]), swiglu_approx(s[1], s[3]));
+        to[at + i / 4] = ptx::cvt_rn_bf16x2(swiglu_approx(s[0], s[2]), swiglu_approx(s[1], s[3]));
       } else {
-        to[i / 2] = ptx::cvt_rn_bf16x2(s[0], s[1]);
-        to[i / 2 + 1] = ptx::cvt_rn_bf16x2(s[2], s[3]);
+        to[at + i / 2] = ptx::cvt_rn_bf16x2(s[0], s[1]);
+        to[at + i / 2 + 1] = ptx::cvt_rn_bf16x2(s[2], s[3]);
       }
     }
   }
@@ -385,11 +398,10 @@ struct GemmConsumer {
   __device__ __forceinline__ void wait_for_buffer(u32 buffer) const {
     ptx::mbarrier_wait(shared.sent(group, buffer), (laps >> buffer & 1) ^ 1);
   }
-  // The first half's.
+  // Those of what is staged at once.
   __device__ __forceinline__ void wait_for_buffers() const {
-    static_assert(kChunks <= kChunkBuffers);
 #pragma unroll
-    for (u32 i = 0; i < kChunks; ++i) wait_for_buffer(i);
+    for (u32 i = 0; i < kAtOnce; ++i) wait_for_buffer(i);
   }
   __device__ __forceinline__ void hand_over(u32 nth) {
     if (!has_chunk(nth)) return;
@@ -398,9 +410,9 @@ struct GemmConsumer {
     if (leads_warp) ptx::mbarrier_arrive(shared.staged(group, nth % kChunkBuffers));
   }
 
-  template <bool kSwiglu>
-  __device__ __forceinline__ void stage_chunk(u32 staged, const u32 (&rounded)[kPacked],
-                                              u32 chunk) {
+  // From rounded[at] on.
+  template <bool kSwiglu, u32 kWords>
+  __device__ __forceinline__ void stage_chunk(u32 staged, const u32 (&rounded)[kWords], u32 at) {
     const u32 warp = ptx::tid_x() / 32 % 4;
     const u32 lane = ptx::tid_x() % 32;
     // A warp's columns: 16, two pieces; after SwiGLU 8, one piece.
@@ -409,9 +421,13 @@ struct GemmConsumer {
     for (u32 first = 0; first < kChunkRows; first += kRowsAtOnce) {
       const u32 row = first + (kSwiglu ? lane : lane / 16 * 8 + lane % 8);
       const u32 piece = kSwiglu ? warp : warp * 2 + lane / 8 % 2;
-      const u32 at = (chunk * kChunkRows + first) / (kSwiglu ? 8 : 4);
-      ptx::stmatrix_x4_trans(staged + StagedChunk<kSwiglu>::piece_at(row, piece), rounded[at],
-                             rounded[at + 1], rounded[at + 2], rounded[at + 3]);
+      const u32* words = rounded + at + first / (kSwiglu ? 8 : 4);
+      const u32 to = staged + StagedChunk<kSwiglu>::piece_at(row, piece);
+      if (first + kRowsAtOnce <= kChunkRows) {
+        ptx::stmatrix_x4_trans(to, words[0], words[1], words[2], words[3]);
+      } else {
+        ptx::stmatrix_x2_trans(to, words[0], words[1]);
+      }
     }
   }
 };
