@@ -23,18 +23,22 @@ _LINE_BYTES = 128
 _WORK_SLOTS, _WORK_BYTES, _COUNT_WORDS = 1, 32, 16
 _STAGING_BUFFERS = 4
 _MAX_STAGES = 10
+# Rows of a half that the staging buffers hold at once. Taller tiles are staged in shorter chunks.
+_ROWS_AT_ONCE, _TALL_CHUNK = 128, 48
 # Handing over a tile's sums pays where a CTA's share of its k-blocks takes longer.
 _SPLIT_K_ROWS, _SPLIT_K_FROM = 128, 96 * BLOCK_K
 _COLUMN_STEP = 64
 
 # The cost model's constants, in SM cycles a 64-wide k-block. Tensor cores do 64 x 8 x 16 BF16
 # products in 4 cycles, so 16 rows of 256 columns take 128. A k-block's operands reach an SM at
-# about 55 bytes a cycle when all SMs load (8 full-size tiles in turn hide it, short ones do not),
-# and the weights come from memory at 18 when rows are few (4.1 TB/s over 132 SMs at 1.75 GHz).
+# about 48 bytes a cycle while it multiplies (128 rows just hide it, fewer do not), and the weights
+# come from memory at 18 when rows are few (4.1 TB/s over 132 SMs at 1.75 GHz).
 _CYCLES_A_UNIT = 128.0
-_L2_BYTES_A_CYCLE = 55.0
+_L2_BYTES_A_CYCLE = 48.0
 _HBM_BYTES_A_CYCLE = 18.0
-_CYCLES_A_TILE = 600.0
+# Between two tiles; what 144 rows have more is that a third of a half waits in registers.
+_CYCLES_A_TILE = 1200.0
+_CYCLES_A_TALL_TILE = 1900.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class GemmConfig:
     @property
     def store_rows(self) -> int:
         """chunk_rows: rows of one store's box."""
-        return 48 if self.tile_rows > _SPLIT_K_ROWS else min(64, self.tile_rows)
+        return _TALL_CHUNK if self.tile_rows > _ROWS_AT_ONCE else min(64, self.tile_rows)
 
     @property
     def row_boxes(self) -> range:
@@ -89,7 +93,7 @@ class GemmConfig:
 
 
 def _shared_bytes(tile_rows: int, stages: int) -> int:
-    staging = _STAGING_BUFFERS * (48 if tile_rows > _SPLIT_K_ROWS else 64) * _LINE_BYTES
+    staging = _STAGING_BUFFERS * (_TALL_CHUNK if tile_rows > _ROWS_AT_ONCE else 64) * _LINE_BYTES
     barriers = stages * (2 * HALF_COLS + tile_rows) * _LINE_BYTES + staging
     work = barriers + 16 * (stages + _WORK_SLOTS + _STAGING_BUFFERS)
     return work + _WORK_SLOTS * _WORK_BYTES + 4 * (MAX_EXPERTS + _COUNT_WORDS)
@@ -139,20 +143,29 @@ def gemm_cost(tile_rows: int, rows: float, experts: int, n: int, k: int, num_sms
     units = max(1, ceil(rows / ROW_UNIT))
     most = tile_rows // ROW_UNIT
     row_tiles = ceil(units / most)
-    tile_units = ceil(units / row_tiles)
+    base, taller = divmod(units, row_tiles)
     # Columns that are left over, at most a half, are a block with tiles of twice the rows.
     wide_blocks = (n + HALF_COLS - 1) // (2 * HALF_COLS)
     narrow_tiles = ceil(units / (2 * most)) if wide_blocks * 2 * HALF_COLS < n else 0
     tiles = experts * (row_tiles * wide_blocks + narrow_tiles)
     weight_bytes = 2 * HALF_COLS * _LINE_BYTES
-    loaded = (weight_bytes + tile_units * ROW_UNIT * _LINE_BYTES) / _L2_BYTES_A_CYCLE
     # Each expert's weights come from memory once, whatever the number of row tiles, and SMs without
     # a tile leave the others their share.
     busy = min(tiles, num_sms) / num_sms
     from_memory = weight_bytes / _HBM_BYTES_A_CYCLE / row_tiles * busy
-    block = max(_CYCLES_A_UNIT * tile_units, loaded, from_memory)
-    rounds = tiles / num_sms if tiles > num_sms else 1.0
-    return GemmCost(tile_rows, tiles, rounds * (k / BLOCK_K * block + _CYCLES_A_TILE))
+
+    def block_cycles(tile_units: int) -> float:
+        loaded = (weight_bytes + tile_units * ROW_UNIT * _LINE_BYTES) / _L2_BYTES_A_CYCLE
+        return max(_CYCLES_A_UNIT * tile_units, loaded, from_memory)
+
+    # An expert's units are shared out evenly: some tiles have one more than the others.
+    tallest = block_cycles(base + (taller > 0))
+    block = (taller * tallest + (row_tiles - taller) * block_cycles(base)) / row_tiles
+    between = _CYCLES_A_TALL_TILE if tile_rows > _ROWS_AT_ONCE else _CYCLES_A_TILE
+    rounds = tiles / num_sms
+    if tiles <= num_sms:
+        rounds, block = 1.0, tallest
+    return GemmCost(tile_rows, tiles, rounds * (k / BLOCK_K * block + between))
 
 
 def may_split(k: int) -> bool:

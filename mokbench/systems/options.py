@@ -88,7 +88,7 @@ class GemmOptions(TiledOptions):
     """
 
     gemm: Literal["ours", "torch"] = Field("ours", description="grouped GEMM (cuda)")
-    gemm_tile_rows: Literal["auto", 32, 64, 128] = Field(
+    gemm_tile_rows: Literal["auto", 32, 64, 128, 144] = Field(
         "auto", description="rows of one tile of our grouped GEMM (cuda)"
     )
     gemm_stages: Annotated[int, Field(ge=2, le=10)] | Literal["auto"] = Field(
