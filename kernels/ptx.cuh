@@ -298,7 +298,7 @@ __device__ __forceinline__ float tanh_approx(float x) {
 
 // --- clocks and pauses -----------------------------------------------------------------------
 
-// One clock for all ranks of a GPU, ns since 1970: float64 has steps of 256 there, so subtract first.
+// One clock for all ranks of a GPU, ns since 1970: float64 has steps of 256 there.
 __device__ __forceinline__ u64 globaltimer_ns() {
   u64 value;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value) : : "memory");
