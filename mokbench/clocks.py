@@ -1,7 +1,7 @@
 """SM clocks of rows that are read side by side: one that ran at another clock did another thing."""
 
-# In results/h200/baselines push and local in turn are within 2.5 % of one another, and alltoall,
-# whose passes contain waits of the CPU, 10 to 17 % above them.
+# Chosen, not derived: above what one row's clock mostly moves by in a run. Section "Clock" of
+# docs/measuring-on-a-gpu.md has what a committed run shows of both.
 CLOCK_FLOOR = 0.03
 
 

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from mokbench.errors import MokbenchError, UnsupportedError
 
 _OPTIONS = ("--std=c++20", "--ptxas-options=-v,--warn-on-spills", "--generate-line-info")
@@ -60,17 +62,25 @@ class Cubin:
     log: str
 
 
+_ABOUT, _CUBIN = TypeAdapter(dict[str, Any]), TypeAdapter(Cubin)
+
+
 def kernel_root() -> Path:
     """The folder with the kernels' sources, in an installed package and in a checkout."""
     installed = Path(__file__).parent / "kernels"
     return installed if installed.is_dir() else Path(__file__).parents[1] / "kernels"
 
 
-def cache_folder() -> Path:
-    """MOKBENCH_CACHE, else mokbench under the user's cache folder."""
-    chosen = os.environ.get("MOKBENCH_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(chosen) if chosen else Path(base) / "mokbench"
+def cache_folder() -> Path | None:
+    """MOKBENCH_CACHE, else mokbench under the user's cache folder; None where there is no home."""
+    if chosen := os.environ.get("MOKBENCH_CACHE"):
+        return Path(chosen)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "mokbench"
+    try:
+        return Path.home() / ".cache" / "mokbench"
+    except RuntimeError:  # a user without an entry, in a container without HOME
+        return None
 
 
 def build(source: str, expression: str, arch: str) -> Cubin:
@@ -80,7 +90,10 @@ def build(source: str, expression: str, arch: str) -> Cubin:
     cuda-core or NVRTC is missing.
     """
     nvrtc = _nvrtc_version()
-    path = cache_folder() / f"{_key(source, expression, arch, nvrtc)}.cubin"
+    folder = cache_folder()
+    if folder is None:
+        return _compile(source, expression, arch)
+    path = folder / f"{_key(source, expression, arch, nvrtc)}.cubin"
     cached = _read(path)
     if cached is None:
         cached = _compile(source, expression, arch)
@@ -163,14 +176,12 @@ def resources(log: str) -> Resources:
 def _read(path: Path) -> Cubin | None:
     """A cached kernel; None when it is not there or not whole, and is then made again."""
     try:
-        about = json.loads(path.with_suffix(".json").read_bytes())
+        about = _ABOUT.validate_json(path.with_suffix(".json").read_bytes())
         code = path.read_bytes()
-        if hashlib.sha256(code).hexdigest() != about.pop("sha256"):
+        if hashlib.sha256(code).hexdigest() != about.get("sha256"):
             return None
-        used = about.pop("resources")
-        used["wgmma_warnings"] = tuple(used["wgmma_warnings"])
-        return Cubin(code=code, resources=Resources(**used), **about)
-    except (OSError, ValueError, KeyError, TypeError):
+        return _CUBIN.validate_python({**about, "code": code})
+    except (OSError, ValueError):  # pydantic's ValidationError is a ValueError
         return None
 
 

@@ -12,8 +12,10 @@ from mokbench.figures import first_problem
 if TYPE_CHECKING:
     import pandas as pd
 
-# duration_us and start_us are of one rank's iteration, on that rank's own clock. sm_clock_mhz is
-# NaN where there is none to read; samples whose clock was too low are there but not accepted.
+# duration_us and start_us are of one rank's iteration, on that rank's own clock: where it starts is
+# no date, and other after a restart of the ranks. (Older GPU folders have us since 1970 there, in
+# steps of 0.256.) sm_clock_mhz is NaN where there is none to read; samples whose clock was too low
+# are there but not accepted.
 SAMPLE_TYPES = {
     "block": "int32",
     "iteration": "int32",

@@ -51,6 +51,7 @@ class Sweep:
     _signals: dict[int, SignalPoint] = field(default_factory=dict)
     _min_steps: dict[tuple[Any, ...], Quantity | str] = field(default_factory=dict)
     _digests: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    _stored: set[str] = field(default_factory=set)
     _turns: int = 0
 
     def run(self, cells: list[Cell]) -> None:
@@ -89,6 +90,18 @@ class Sweep:
             for cell in cells:
                 self._store(Record.from_cell(cell, status="unsupported", reason=str(error)))
             return
+        try:
+            self._measure_ranks(pool, cells)
+        except UnsupportedError as error:
+            # They ran before: what fails now is a new start after a failure.
+            text = f"the ranks do not start again: {error}"
+            failure = Failure(kind="start", text=text)
+            for cell in cells:
+                if cell.id not in self._stored:
+                    self._store(Record.from_cell(cell, status="failed", reason=text, error=failure))
+
+    def _measure_ranks(self, pool: WorkerPool, cells: list[Cell]) -> None:
+        """Rates, signaling, then the rows, on ranks that run."""
         if self.fabric == "cuda" and pool.ranks not in self._rates:
             self._measure_rates(pool)
         if self.suite.measure.signals and pool.ranks not in self._signals:
@@ -237,6 +250,7 @@ class Sweep:
                 f"({record.routing_digest[:8]}, not {str(known)[:8]}); has the trace file changed, "
                 "or is it another one, seen from another folder? Start a new run"
             )
+        self._stored.add(record.id)
         self.progress.row(self.folder.append(record, samples))
 
 

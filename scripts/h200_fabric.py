@@ -5,8 +5,8 @@
 Steps, all by default: compile (every kernel of the smoke config into an empty cache, then from it),
 overhead (the harness against a bare event loop), smoke and baselines (run folders of the configs),
 tests-fabric and tests-kernels (together pytest -m gpu: a GPU may be lent too briefly for both),
-sanitizer. Logs, run folders and fabric.json (figures with machine, date, versions and command) land
-in OUT; the last lines are a short table.
+sanitizer. Logs, run folders and fabric.json (figures with machine, date, commit, versions and
+command) land in OUT; the last lines are a short table.
 """
 
 import os

@@ -83,11 +83,11 @@ def in_turn(lanes: Lanes) -> dict[str, dict[str, float]]:
                     if k == 0:
                         events[i][j][0].record()
         torch.cuda.synchronize()
-        readings = stamps.cpu().double()
+        readings = stamps.cpu()
         found = {}
         for j, name in enumerate(lanes):
             us = [events[i][j][0].elapsed_time(events[i][j][1]) * 1e3 for i in range(count)]
-            clocks = [start_and_clock(*readings[i, j])[1] for i in range(count)]
+            clocks = [start_and_clock(*readings[i, j], 0)[1] for i in range(count)]
             cycles = [a * b for a, b in zip(us, clocks, strict=True)]
             found[name] = {
                 "us": float(np.median(us)),

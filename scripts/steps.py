@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mokbench import machine
+from mokbench.code_version import code_version
 
 Steps = Mapping[str, Callable[[Path], dict[str, Any]]]
 
@@ -32,9 +33,13 @@ def run_logged(log: Path, limit_s: float, *arguments: str) -> tuple[int | None, 
 
 
 def origin(script: str, *arguments: str) -> dict[str, Any]:
-    """Command, machine and versions, without which no figure is kept."""
+    """Command, code, machine and versions, without which no figure is kept.
+
+    ``code`` has the checkout's commit and whether it was changed; null where git does not tell.
+    """
     return {
         "command": ["python", f"scripts/{Path(script).name}", *arguments],
+        "code": code_version().model_dump(mode="json"),
         "machine": machine.describe().model_dump(mode="json"),
         "versions": machine.versions(),
     }

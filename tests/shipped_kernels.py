@@ -2,14 +2,18 @@
 
 import ctypes
 from dataclasses import dataclass
+from pathlib import Path
 
+from mokbench.cells import expand
+from mokbench.config import load
 from mokbench.fabric.cuda_signal import SignalArgs
 from mokbench.fabric.overlap import OverlapArgs
 from mokbench.gemm_config import SOURCE, TILE_ROWS, GemmConfig, most_stages
 from mokbench.measure.gpu_timing import AlignArgs, StampArgs
 from mokbench.mok_config import SOURCE as MOK_SOURCE
 from mokbench.mok_config import MokConfig, least_hidden_ring_tiles
-from mokbench.systems.cuda_push_workspace import KERNELS, PushArgs
+from mokbench.systems.cuda_push import PushShape
+from mokbench.systems.cuda_push_workspace import KERNELS, PushArgs, kernel_sources
 from mokbench.systems.expanded_rows import RowsArgs
 from mokbench.workload import Model
 
@@ -127,3 +131,31 @@ SHIPPED = [
         for name, file in KERNELS.items()
     ),
 ]
+
+
+def _config_kernels() -> list[tuple[str, str]]:
+    """What the shipped configs launch beyond: alignment, signaling, and push at their shapes.
+
+    A model and number of ranks is taken once, with its most tokens. Mok's kernel is left out: nine
+    more of them take a minute and a half.
+    """
+    configs = sorted((Path(__file__).parents[1] / "configs").glob("h200-*.yaml"))
+    cells = [cell for path in configs for cell in expand(load(str(path)), fabric="cuda")]
+    kernels = []
+    for ranks in sorted({cell.workload.ranks for cell in cells}):
+        kernels.append(("timing.cuh", f"mokbench::align_ranks<{ranks}>"))
+        # One rank alone has no peer to signal to.
+        own = [s for s in _signal(ranks) if ranks > 1 or s.name.startswith("signal_local_hop")]
+        kernels += [(signal.source, signal.expression) for signal in own]
+    works = sorted(
+        (cell.workload for cell in cells if cell.system == "push"),
+        key=lambda work: work.tokens_per_rank,
+    )
+    most = {(work.model, work.ranks): work.tokens_per_rank for work in works}
+    for (model, ranks), tokens in most.items():
+        kernels += kernel_sources(PushShape(model, ranks, tokens))
+    shipped = {(shipped.source, shipped.expression) for shipped in SHIPPED}
+    return [kernel for kernel in dict.fromkeys(kernels) if kernel not in shipped]
+
+
+CONFIG_KERNELS = _config_kernels()

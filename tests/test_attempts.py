@@ -128,6 +128,45 @@ def test_ranks_that_cannot_share_a_gpu_are_unsupported_and_others_run(tmp_path, 
     }
 
 
+class NotAgain(Able):
+    """Ranks that die in the first job, or in their first row, and whose daemon is then stuck."""
+
+    def call(self, job, *arguments):
+        if self.failures or job["kind"] != "cells":
+            self.jobs.append(job)
+            raise GroupError(DIED, self.failures.pop() if self.failures else None)
+        raise UnsupportedError("the CUDA MPS daemon does not start: busy")
+
+
+class Two(Able):
+    ranks = 2
+
+    def call(self, job, *arguments):
+        return super().call(job, *arguments) if job["kind"] == "cells" else {"points": []}
+
+
+AGAIN = "the ranks do not start again: the CUDA MPS daemon does not start: busy"
+
+
+@pytest.mark.parametrize("signals", [False, True])
+def test_ranks_that_do_not_start_again_fail_their_rows_and_others_run(
+    tmp_path, monkeypatch, signals
+):
+    monkeypatch.setattr(sweep, "checked_fields", lambda *_: {})
+    suite = parse(CONFIG.replace("signals: false", f"signals: {str(signals).lower()}"))
+    cells = expand(suite, fabric="host")
+    first = next(cell.id for cell in cells if cell.workload.ranks == 1)
+    folder = RunFolder.create(tmp_path / "run", fake_meta())
+    pools = {1: NotAgain() if signals else NotAgain(first), 2: Two()}
+    with make_progress(len(cells), True) as progress:
+        sweep.Sweep(suite, folder, pools.__getitem__, progress).run(cells)
+    found = [(record.ranks, record.status, record.reason) for record in folder.records()]
+    died = [] if signals else [(1, "failed", f"rank 1 {DIED.text}")]
+    left = [(1, "failed", AGAIN)] * (2 - len(died))
+    assert found == [*died, *left, *[(2, "failed", "not measured by this fake")] * 2]
+    assert {record.error.kind for record in folder.records()} <= {"died", "start", "check"}
+
+
 def test_without_the_control_program_a_shared_gpu_is_unsupported(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     starter = LocalStarter(tmp_path / "logs", share_gpu=True)

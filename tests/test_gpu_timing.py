@@ -19,7 +19,7 @@ def stamps(*readings):
 def test_a_sample_has_start_duration_and_the_median_clock_of_the_sms():
     before = [[1000, 50_000], [7000, 50_200]]
     after = [[1000 + 150_000, 150_000], [7000 + 180_000, 150_200]]
-    block = _block(stamps(before, after), torch.tensor([99.5]), HELD)
+    block = _block(stamps(before, after), torch.tensor([99.5]), HELD, 0)
     start, duration, clock, expired = block[0].tolist()
     assert expired == 0
     assert start == 50.0
@@ -28,17 +28,32 @@ def test_a_sample_has_start_duration_and_the_median_clock_of_the_sms():
     assert clock == pytest.approx(1500.0)
 
 
+# globaltimer counts from 1970, and a sample may be shorter than what float64 can tell there.
+@pytest.mark.parametrize("took_ns", [1000, 20_000, 66_000])
+def test_stamps_of_today_lose_no_nanosecond(took_ns):
+    epoch_ns = 1_796_199_311_101_081_001
+    for late_ns in range(0, 700, 37):
+        start_ns = epoch_ns + 5_000_000 + late_ns
+        # Cycles of months of running, 1.5 a ns.
+        before = [[10**16, start_ns], [10**16, start_ns + 32]]
+        after = [[10**16 + took_ns * 3 // 2, start_ns + took_ns], [0, 0]]
+        block = _block(stamps(before, after), torch.tensor([1.0]), HELD, epoch_ns)
+        start, _, clock, _ = block[0].tolist()
+        assert start == pytest.approx(5000 + late_ns / 1e3, abs=1e-6)
+        assert clock == pytest.approx(1500.0, rel=1e-9)
+
+
 def test_an_sm_caught_once_only_gives_no_clock():
     before = [[1000, 50_000], [0, 0]]
     after = [[0, 0], [500_000, 150_000]]
-    block = _block(stamps(before, after), torch.tensor([99.5]), HELD)
+    block = _block(stamps(before, after), torch.tensor([99.5]), HELD, 0)
     assert block[0, 0] == 50.0
     assert math.isnan(block[0, 2])
 
 
 def test_no_sm_caught_gives_no_start():
     nothing = [[0, 0], [0, 0]]
-    block = _block(stamps(nothing, nothing), torch.tensor([1.0]), HELD)
+    block = _block(stamps(nothing, nothing), torch.tensor([1.0]), HELD, 0)
     assert math.isnan(block[0, 0])
 
 
@@ -48,6 +63,7 @@ def test_a_sample_whose_hold_ended_early_says_so():
         stamps(nothing, nothing, nothing, nothing),
         torch.tensor([1.0, 2.0]),
         torch.tensor([0, 1], dtype=torch.int32),
+        0,
     )
     assert block[:, EXPIRED].tolist() == [0.0, 1.0]
 

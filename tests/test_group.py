@@ -8,7 +8,7 @@ import torch
 from fake_run import fake_machine
 from torch.distributed import FileStore
 
-from mokbench import metrics, rows
+from mokbench import metrics, reference, rows
 from mokbench.bench import HostBench, Sharing
 from mokbench.config import MeasureOptions
 from mokbench.errors import MokbenchError
@@ -108,6 +108,46 @@ def test_a_graph_that_is_right_is_timed(fabric):
     _, results = run(GpuLikeBench(fabric, lambda step: step), [cell(graph=True)])
     assert results["cTrue"]["problem"] is None
     assert results["cTrue"]["blocks"]
+
+
+class PeakBench(GpuLikeBench):
+    """Notes in ``events`` when a row's memory peak is read."""
+
+    def __init__(self, fabric, events):
+        super().__init__(fabric)
+        self.events = events
+
+    def peak_memory(self):
+        return self
+
+    def rise_bytes(self):
+        self.events.append("read")
+        return 77
+
+
+def test_memory_of_the_oracle_is_no_part_of_a_systems_peak(fabric, monkeypatch):
+    events = []
+
+    def noted(owner, name):
+        real = getattr(owner, name)
+
+        def noting(*arguments):
+            events.append(name)
+            return real(*arguments)
+
+        monkeypatch.setattr(owner, name, noting)
+
+    for owner, name in (
+        (GroupRun, "_settle"),
+        (torch.Tensor, "clone"),
+        (reference, "error_sums"),
+    ):
+        noted(owner, name)
+    _, results = run(PeakBench(fabric, events), [cell()])
+    assert results["cFalse"]["peak_memory_bytes"] == 77
+    first_pass = events.index("_settle")
+    assert events[first_pass : first_pass + 4] == ["_settle", "read", "clone", "_settle"]
+    assert events.index("error_sums") > first_pass
 
 
 def row(link, ranks_per_gpu, num_ranks=4, **fields):

@@ -1,10 +1,11 @@
 """Kernels compile for the GPUs they are for, without one; the cache gives back what was stored."""
 
 import ctypes
+import hashlib
 import shutil
 
 import pytest
-from shipped_kernels import GEMM_KERNELS, MOK_KERNELS, PUSH_KERNELS, SHIPPED
+from shipped_kernels import CONFIG_KERNELS, GEMM_KERNELS, MOK_KERNELS, PUSH_KERNELS, SHIPPED
 
 from mokbench import jit
 from mokbench.errors import UnsupportedError
@@ -23,7 +24,8 @@ def private_cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "source, expression", [(s.source, s.expression) for s in SHIPPED] + PUSH_KERNELS
+    "source, expression",
+    [(s.source, s.expression) for s in SHIPPED] + PUSH_KERNELS + CONFIG_KERNELS,
 )
 def test_shipped_kernels_compile_without_spills(source, expression):
     cubin = jit.build(source, expression, "sm_90a")
@@ -90,6 +92,49 @@ def test_a_damaged_cache_entry_is_made_again(monkeypatch):
     assert len(again) == 2
     assert jit.build(*FIRST, "sm_90a") == first
     assert len(again) == 2, "what was made again is stored"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "null",
+        "7",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        '{"sha256": null}',
+        '{"sha256": "%s", "resources": null}',
+        '{"sha256": "%s", "expression": "e", "symbol": "s", "log": "", "resources": [1]}',
+    ],
+    ids=["null", "number", "list", "empty", "deep", "no hash", "no resources", "a list of one"],
+)
+def test_a_malformed_cache_entry_is_absent(tmp_path, entry):
+    path = tmp_path / "k.cubin"
+    path.write_bytes(b"code")
+    digest = hashlib.sha256(b"code").hexdigest()
+    path.with_suffix(".json").write_text(entry.replace("%s", digest), encoding="utf-8")
+    assert jit._read(path) is None
+
+
+def no_home():
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_a_named_cache_needs_no_home(tmp_path, monkeypatch):
+    monkeypatch.setattr(jit.Path, "home", no_home)
+    assert jit.cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv("MOKBENCH_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert jit.cache_folder() == tmp_path / "xdg/mokbench"
+
+
+def test_without_a_home_kernels_are_compiled_and_not_kept(monkeypatch):
+    monkeypatch.setattr(jit.Path, "home", no_home)
+    monkeypatch.delenv("MOKBENCH_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(jit, "_compile", lambda *named: named)
+    monkeypatch.setattr(jit, "_write", lambda *_: pytest.fail("kept somewhere"))
+    assert jit.build(*FIRST, "sm_90a") == (*FIRST, "sm_90a")
 
 
 def test_a_change_of_any_source_is_another_kernel(tmp_path, monkeypatch):

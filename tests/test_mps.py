@@ -34,10 +34,19 @@ if [ "$1" = -d ]; then
     [ -e $ways/slow ] && sleep 1
     [ -e $ways/refuse ] && {{ echo no room; exit 7; }}
     echo "${{CUDA_VISIBLE_DEVICES-unset}}" > $ways/devices
+    [ -e $ways/stillborn ] && exit 0
     "$0" --daemon &
     echo $! > $pipe/pid
     [ -e $ways/stuck ] && sleep 100
     exit 0
+fi
+read -r question
+if [ "$question" = get_server_list ]; then
+    [ -e $ways/mute ] && sleep 100
+    if [ -e $ways/late ]; then rm $ways/late; echo not yet; exit 1; fi
+    [ -e $pipe/pid ] && exit 0
+    echo Cannot find MPS control daemon process
+    exit 1
 fi
 [ -e $ways/deaf ] && sleep 100
 if [ -e $ways/busy ]; then rm $ways/busy; sleep 100; fi
@@ -73,7 +82,8 @@ def ways(tmp_path, scratch, monkeypatch) -> Iterator[Path]:
 def short(monkeypatch) -> None:
     """Deadlines for tests, here and in the guard, which is another process."""
     deadlines = {"_START_DEADLINE_S": 1.0, "_QUIT_DEADLINE_S": 2.0, "_ONE_QUIT_DEADLINE_S": 0.5}
-    for name, seconds in {**deadlines, "_GRACE_S": 0.5, "_END_DEADLINE_S": 8.0}.items():
+    ours = {"_GRACE_S": 0.5, "_END_DEADLINE_S": 8.0, "_GUARD_DEADLINE_S": 12.0}
+    for name, seconds in {**deadlines, **ours}.items():
         monkeypatch.setattr(mps, name, seconds)
     settings = "".join(f"mps.{name} = {seconds}\n" for name, seconds in deadlines.items())
     program = f"import sys\nfrom pathlib import Path\nfrom mokbench.fabric import mps\n{settings}"
@@ -173,6 +183,38 @@ def test_a_start_that_fails_says_what_the_control_program_said(ways, scratch):
     with pytest.raises(UnsupportedError, match="-d: exit code 7: no room"):
         MpsDaemon()
     assert list(scratch.iterdir()) == []
+
+
+# What "-d" says is about the fork alone: the daemon itself may be gone, or hang.
+@pytest.mark.parametrize(
+    "way, why",
+    [("stillborn", "Cannot find MPS control daemon process"), ("mute", "a question hung")],
+)
+def test_a_daemon_that_does_not_answer_has_not_started(ways, short, scratch, way, why):
+    (ways / way).touch()
+    with pytest.raises(UnsupportedError, match=f"CUDA MPS daemon .*get_server_list .*: .*{why}"):
+        MpsDaemon()
+    assert list(scratch.iterdir()) == []
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(ways.parent) in _line(p)]
+
+
+def test_a_daemon_that_answers_the_second_question_has_started(ways):
+    (ways / "late").touch()
+    daemon = MpsDaemon()
+    process = daemon_of(daemon._folder)
+    assert not (ways / "late").exists()
+    assert process.is_running()
+    daemon.stop()
+    assert gone([process])
+
+
+def test_a_guard_that_never_answers_is_said_and_ended(ways, scratch, monkeypatch):
+    monkeypatch.setattr(mps, "_GUARD_DEADLINE_S", 0.5)
+    monkeypatch.setattr(child, "command", lambda *_: ["sleep", "61.5"])
+    with pytest.raises(UnsupportedError, match=r"its guard did not answer within 0\.5 s"):
+        MpsDaemon()
+    assert list(scratch.iterdir()) == []
+    assert not [p for p in psutil.process_iter(["cmdline"]) if _line(p) == "sleep 61.5"]
 
 
 def test_a_guard_that_dies_before_it_answers_is_said(ways, scratch, monkeypatch):

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from mokbench import child
@@ -22,7 +23,11 @@ from mokbench.fabric.mps_processes import CONTROL, end_processes
 from mokbench.gpus import read_gpus
 from mokbench.private_folder import private_folder
 
+# From "-d" to the daemon's first answer; one question that hangs must leave time for others.
 _START_DEADLINE_S = 20.0
+_ONE_QUESTION_DEADLINE_S = 5.0
+# The guard's own start on a busy machine comes on top.
+_GUARD_DEADLINE_S = _START_DEADLINE_S + 20.0
 # All attempts to quit; one that hangs must leave time for others.
 _QUIT_DEADLINE_S = 10.0
 _ONE_QUIT_DEADLINE_S = 3.0
@@ -31,6 +36,8 @@ _GRACE_S = 2.0
 _KILL_DEADLINE_S = 5.0
 _END_DEADLINE_S = _QUIT_DEADLINE_S + _ONE_QUIT_DEADLINE_S + _GRACE_S + _KILL_DEADLINE_S
 READY = "ready"
+# Harmless, and answered also while the daemon has no server yet.
+_QUESTION = "get_server_list"
 
 
 def require_control() -> None:
@@ -60,9 +67,8 @@ class MpsDaemon:
             start_new_session=True,
             env=child.environment(),
         )
-        assert self._guard.stdout is not None
         try:
-            answer = self._guard.stdout.readline().strip()
+            answer = self._answer()
         except BaseException:  # Ctrl-C: nobody has this object yet, so nobody else stops it
             self.stop()
             raise
@@ -70,6 +76,14 @@ class MpsDaemon:
             self.stop()
             why = answer or f"its guard ended with exit code {self._guard.returncode}"
             raise UnsupportedError(f"the CUDA MPS daemon does not start: {why}")
+
+    def _answer(self) -> str:
+        """What the guard says of the start; empty when it ended instead."""
+        assert self._guard.stdout is not None
+        if not wait([self._guard.stdout.fileno()], _GUARD_DEADLINE_S):
+            self._guard.kill()
+            return f"its guard did not answer within {_GUARD_DEADLINE_S:g} s"
+        return self._guard.stdout.readline().strip()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -167,7 +181,8 @@ def guard(folder: Path) -> int:
 
 
 def _start(folder: Path) -> str | None:
-    """Start the daemon of ``folder``; why that failed, on one line."""
+    """Start the daemon of ``folder`` and see that it answers; why that failed, on one line."""
+    deadline = time.monotonic() + _START_DEADLINE_S
     try:
         for name in ("pipe", "log"):
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -176,8 +191,33 @@ def _start(folder: Path) -> str | None:
         return f"{CONTROL} -d: did not return within {_START_DEADLINE_S:g} s"
     except OSError as error:
         return f"{CONTROL} -d: {error}"
-    text = " ".join(output.split())
-    return None if code == 0 else f"{CONTROL} -d: exit code {code}: {text}"
+    if code != 0:
+        return f"{CONTROL} -d: exit code {code}: {_one_line(output)}"
+    return _no_answer(folder, deadline)
+
+
+def _no_answer(folder: Path, deadline: float) -> str | None:
+    """Ask the daemon until it answers; why it did not. "-d" is over before the daemon is there."""
+    why = "it was not asked"
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            timeout_s = min(left_s, _ONE_QUESTION_DEADLINE_S)
+            code, output = _control(folder, timeout_s, command=f"{_QUESTION}\n")
+        except subprocess.TimeoutExpired:
+            why = "a question hung"
+            continue
+        except OSError as error:
+            return f"{CONTROL}: {error}"
+        if code == 0:
+            return None
+        why = f"exit code {code}: {_one_line(output)}"
+        time.sleep(0.1)
+    asked = f"{CONTROL} -d returned, and {_QUESTION} got no answer"
+    return f"{asked} within {_START_DEADLINE_S:g} s: {why}"
+
+
+def _one_line(output: str) -> str:
+    return " ".join(output.split())
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ class GpuTimer:
         self._stamp_kernel = DeviceKernel(jit.build(_SOURCE, "mokbench::stamp_clocks", fabric.arch))
         self.flush_bytes = _FLUSH_FACTOR * properties.L2_cache_size
         self._flush = torch.zeros(self.flush_bytes, dtype=torch.uint8, device=fabric.device)
+        self._epoch_ns = self._first_ns()
         # Construction zeroes the buffer, which a peer's first alignment raises.
         fabric.barrier()
 
@@ -105,7 +106,7 @@ class GpuTimer:
         self._synchronize()
         pairs = zip(events[::2], events[1::2], strict=True)
         duration_us = torch.tensor([a.elapsed_time(b) * 1e3 for a, b in pairs])
-        return _block(stamps, duration_us, expired)
+        return _block(stamps, duration_us, expired, self._epoch_ns)
 
     def steady(self, step: Step, iterations: int) -> Tensor:
         """See Timer; no flush, no alignment inside. Released when the first pass is queued."""
@@ -120,7 +121,7 @@ class GpuTimer:
         self._stamp(stamps[1])
         self._synchronize()
         period_us = events[0].elapsed_time(events[1]) * 1e3 / iterations
-        return _block(stamps, torch.tensor([period_us]), expired)
+        return _block(stamps, torch.tensor([period_us]), expired, self._epoch_ns)
 
     def phases(self, dispatch: Step, compute: Step, combine: Step, iterations: int) -> Tensor:
         """See Timer; dispatch finds a flushed L2, combine what the expert MLPs left."""
@@ -182,6 +183,14 @@ class GpuTimer:
         """Let this rank's last ``align`` go: what it holds back is queued."""
         self._go_word[0] = np.uint32(self._value % 2**32).astype(np.int32)
 
+    def _first_ns(self) -> int:
+        """What globaltimer shows now, the least of all ranks; collective."""
+        stamps = self._stamps(1)
+        self._stamp(stamps[0])
+        shown_ns = stamps[0, :, 1].cpu()
+        caught_ns = shown_ns[shown_ns > 0].tolist()
+        return min((ns for told in self._fabric.gather(caught_ns) for ns in told), default=0)
+
     def _stamps(self, count: int) -> Tensor:
         """Room for ``count`` readings of all SMs: int64 [count, SMs, (cycles, ns)]."""
         shape = (count, self._num_sms, 2)
@@ -210,13 +219,13 @@ def _stream() -> int:
     return int(torch.cuda.current_stream().cuda_stream)
 
 
-def _block(stamps: Tensor, duration_us: Tensor, expired: Tensor) -> Tensor:
+def _block(stamps: Tensor, duration_us: Tensor, expired: Tensor, epoch_ns: int) -> Tensor:
     """Columns of a block: when each sample began, how long it took, the SMs' clock, its hold."""
-    readings = stamps.cpu().double().reshape(-1, 2, *stamps.shape[1:])
+    readings = stamps.cpu().reshape(-1, 2, *stamps.shape[1:])
     samples = torch.empty(len(duration_us), 4, dtype=torch.float64)
     samples[:, DURATION], samples[:, EXPIRED] = duration_us, expired.cpu().double()
     for i, (before, after) in enumerate(readings):
-        samples[i, START], samples[i, CLOCK] = start_and_clock(before, after)
+        samples[i, START], samples[i, CLOCK] = start_and_clock(before, after, epoch_ns)
     return samples
 
 
@@ -227,10 +236,14 @@ def smallest_step_us(apart_us: Sequence[float]) -> float | None:
     return min((step for step in steps if step > _ROUNDING_US), default=None)
 
 
-def start_and_clock(before: Tensor, after: Tensor) -> tuple[float, float]:
-    """Start in us of globaltimer, and MHz from the SMs that both readings [SMs, 2] caught."""
+def start_and_clock(before: Tensor, after: Tensor, epoch_ns: int) -> tuple[float, float]:
+    """Start in us since ``epoch_ns``, and MHz from the SMs that both readings [SMs, 2] caught.
+
+    Readings are int64, and differences too: globaltimer counts from 1970, where float64 has steps
+    of 256 ns.
+    """
     caught = before[:, 1] > 0
-    start_us = float(before[caught, 1].min()) / 1e3 if caught.any() else math.nan
+    start_us = (int(before[caught, 1].min()) - epoch_ns) / 1e3 if caught.any() else math.nan
     both = caught & (after[:, 1] > before[:, 1])
-    cycles, ns = (after[both] - before[both]).unbind(dim=1)
+    cycles, ns = (after[both] - before[both]).double().unbind(dim=1)
     return start_us, float((cycles / ns).median()) * 1e3 if both.any() else math.nan

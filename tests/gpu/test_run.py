@@ -76,6 +76,11 @@ def daemons(scratch):
     return found
 
 
+def shared_memory():
+    """Names in /dev/shm, whoever made them: those from before a test are not its own."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
 def test_rows_of_a_shared_gpu_say_what_they_are(tmp_path, scratch):
     out = tmp_path / "run"
     every = {"regimes": "[isolated, steady]", "graph": "[false, true]", "signals": "true"}
@@ -120,6 +125,7 @@ def test_rows_of_a_shared_gpu_say_what_they_are(tmp_path, scratch):
 def test_a_killed_parent_leaves_no_daemon_no_process_and_no_folder(tmp_path, scratch, later_s):
     out = tmp_path / "run"
     environment = os.environ | {"TMPDIR": str(scratch)}
+    before = shared_memory()
     with started("run", config(tmp_path, 2), "--out", out, "--no-charts", env=environment) as run:
         wait_for_rows(out, FIRST_MEASURED, run)
         workers = worker_processes(run.pid)
@@ -136,7 +142,8 @@ def test_a_killed_parent_leaves_no_daemon_no_process_and_no_folder(tmp_path, scr
     assert daemons(scratch) == []
 
     def left():
-        return [*scratch.glob("mokbench-*"), *scratch.glob("symm_mem-*")]
+        found = [*scratch.glob("mokbench-*"), *scratch.glob("symm_mem-*")]
+        return found + sorted(shared_memory() - before)
 
     assert wait_until(lambda: not left()), left()
 
