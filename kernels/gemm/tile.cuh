@@ -292,7 +292,7 @@ struct GemmConsumer {
   __device__ __forceinline__ void stage_first(float (&sums)[kRows]) {
     by_kind([&](auto swiglu) {
       constexpr u32 kWords = words_of_chunk(swiglu.value);
-      u32 rounded[kChunks * kWords];
+      u32 rounded[kChunks * kPackedChunk];  // as many for both kinds, or MoK spills
       round<kRows, 0, swiglu.value>(sums, rounded, 0);
 #pragma unroll
       for (u32 i = 0; i < min_of(ceil_div(kRows, kChunkRows), kAtOnce); ++i) {
@@ -421,12 +421,12 @@ struct GemmConsumer {
     for (u32 first = 0; first < kChunkRows; first += kRowsAtOnce) {
       const u32 row = first + (kSwiglu ? lane : lane / 16 * 8 + lane % 8);
       const u32 piece = kSwiglu ? warp : warp * 2 + lane / 8 % 2;
-      const u32* words = rounded + at + first / (kSwiglu ? 8 : 4);
+      const u32 i = at + first / (kSwiglu ? 8 : 4);
       const u32 to = staged + StagedChunk<kSwiglu>::piece_at(row, piece);
       if (first + kRowsAtOnce <= kChunkRows) {
-        ptx::stmatrix_x4_trans(to, words[0], words[1], words[2], words[3]);
+        ptx::stmatrix_x4_trans(to, rounded[i], rounded[i + 1], rounded[i + 2], rounded[i + 3]);
       } else {
-        ptx::stmatrix_x2_trans(to, words[0], words[1]);
+        ptx::stmatrix_x2_trans(to, rounded[i], rounded[i + 1]);
       }
     }
   }
