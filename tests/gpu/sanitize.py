@@ -254,14 +254,17 @@ GEMM_CONFIGS = [
     GemmConfig(128, 2, row_weights=True),
     GemmConfig(128, 2, swiglu=True, row_weights=True),
     GemmConfig(128, 2, split_k=True),
+    GemmConfig(144, 2),
+    GemmConfig(144, 2, swiglu=True),
 ]
 GEMM_SIZES, GEMM_N = (40, 0, 70, 300, 1), 192
 
 
 def gemm(device: Device, config: GemmConfig) -> None:
     """Sums of zeros and ones; weights of rows are halves and ones."""
-    # So long that two of the ten tiles, which four CTAs take, are shared out.
-    k = 8192 if config.split_k else 128
+    # So long that two of the ten tiles, which four CTAs take, are shared out; that a tall tile is
+    # staged during the next one; as short as can be.
+    k = 8192 if config.split_k else 512 if config.tile_rows > 128 else 128
     random = np.random.default_rng(1)
     rows, n, experts = sum(GEMM_SIZES), GEMM_N, len(GEMM_SIZES)
     columns = n // 2 if config.swiglu else n
