@@ -32,7 +32,7 @@ from mokbench.regression.history_folders import (
     refuse_misnamed,
 )
 from mokbench.regression.history_lines import WINDOW, machines, names, read_all, read_launches
-from mokbench.regression.launch import Launch, Readings
+from mokbench.regression.launch import Launch, Measured, Readings
 from mokbench.regression.levels import Level, Series, counting, first_of, newest_levels
 from mokbench.regression.shift import Floats
 
@@ -149,15 +149,16 @@ class History:
 def base_of(
     history: History,
     series: Sequence[Series],
-    digests: Sequence[str],
+    measured: Sequence[Measured],
     *,
     method_version: int,
     leave_out: Iterable[str] = (),
 ) -> Readings:
     """Last ``WINDOW`` unflagged launches of each series since its newest accepted level.
 
-    ``digests[i]`` is what the candidate of series i measured: launches that measured something
-    else under the same id are no base. ``leave_out``: the candidate's own launches.
+    ``measured[i]`` is what the candidate of series i measured: launches that measured something
+    else under the same id, or with another mark, are no base. ``leave_out``: the candidate's own
+    launches.
     """
     out = set(leave_out)
     used = [
@@ -170,7 +171,7 @@ def base_of(
     found = Readings.empty(len(series), len(used))
     for j, launch in enumerate(used):
         for i, (cell, metric) in enumerate(series):
-            reading = launch.reading(cell, metric, digests[i])
+            reading = launch.reading(cell, metric, *measured[i])
             if reading is None:
                 continue
             since = levels.get((cell, metric))

@@ -29,7 +29,8 @@ MOST_READ = 100
 _LAUNCH = re.compile(rb'"launch": ?"([0-9a-f]+)"')
 _MACHINE = re.compile(rb'"machine": ?"([^"]*)"')
 _COLUMNS = re.compile(
-    rb'"ids": ?(\[.*?\]), ?"digests": ?(\[.*?\]), ?"status": ?(\[.*?\]), ?"marks"'
+    rb'"ids": ?(\[.*?\]), ?"digests": ?(\[.*?\]), ?"status": ?(\[.*?\]), '
+    rb'?"marks": ?(\[.*?\]), ?"clock_mhz"'
 )
 _FLAGS = re.compile(rb'"flags": ?(\{.*\})\}\s*$')
 
@@ -39,13 +40,13 @@ _Line = TypeVar("_Line", bound=Figures)
 class _Seen(NamedTuple):
     """A line by its number: its launch, its ok cells, those that are flagged in it.
 
-    A cell is its id and what it measured, as a base is of one thing. ``ids`` is empty where they
-    do not stand out, ``cells`` also where none is ok.
+    A cell is its id, what it measured and its mark, as a base is of one thing. ``ids`` is empty
+    where they do not stand out, ``cells`` also where none is ok.
     """
 
     number: int
     launch: str
-    cells: tuple[tuple[str, str], ...]
+    cells: tuple[tuple[str, str, str], ...]
     ids: tuple[str, ...]
     flagged: frozenset[str] = frozenset()
 
@@ -89,7 +90,7 @@ def _all(pattern: re.Pattern[bytes], path: Path) -> set[str]:
 def _wanted(lines: list[_Seen], keep: Collection[str]) -> set[int]:
     """Numbers of the lines to read. What does not look like a launch is, so that it is refused."""
     newer: Counter[object] = Counter()
-    base: Counter[tuple[str, str]] = Counter()
+    base: Counter[tuple[str, str, str]] = Counter()
     wanted = set()
     for line in reversed(lines):
         # Ids apart from what they measured: lines of failures alone are read too, so many.
@@ -116,10 +117,11 @@ def _look(number: int, line: bytes, shared: dict[bytes, Any]) -> _Seen:
     key = hashlib.sha256(columns[0]).digest()
     try:
         if key not in shared:
-            ids, digests, status = (map(str, json.loads(text)) for text in columns.groups())
-            found = list(zip(map(sys.intern, ids), digests, status, strict=True))
-            cells = tuple((cell, digest) for cell, digest, how in found if how == "ok")
-            shared[key] = cells, tuple(cell for cell, _, _ in found)
+            columns_ = (map(str, json.loads(text)) for text in columns.groups())
+            ids, digests, status, marks = columns_
+            found = list(zip(map(sys.intern, ids), digests, marks, status, strict=True))
+            cells = tuple((cell, digest, mark) for cell, digest, mark, how in found if how == "ok")
+            shared[key] = cells, tuple(cell for cell, *_ in found)
         by_metric = json.loads(flags[1]) if flags else {}
         flagged = frozenset(cell for cells in by_metric.values() for cell in cells)
     except (ValueError, TypeError, AttributeError, RecursionError):
