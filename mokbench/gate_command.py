@@ -12,12 +12,13 @@ import click
 from rich.console import Console
 
 from mokbench.command import RUNS_FOLDER
+from mokbench.config import load
 from mokbench.durable import as_results_error, replace_file
 from mokbench.errors import ConfigError, ResultsError
 from mokbench.machine import describe
 from mokbench.regression import output
 from mokbench.regression.check import Checked, accept, check, record
-from mokbench.regression.confirm import Confirmation, config_of
+from mokbench.regression.confirm import Confirmation, config_of, interpreter
 from mokbench.regression.history import History
 from mokbench.regression.judge import Judged, judge_sides
 from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
@@ -45,7 +46,7 @@ class CheckRequest:
     metrics: tuple[str, ...]
     floor: float
     confirm: bool
-    baseline_python: Path | None
+    baseline_python: str | None
     baseline_commit: str | None
     good_commit: bool
     config: Path | None
@@ -129,9 +130,11 @@ def _confirmation(request: CheckRequest, runs: Sequence[RunFolder]) -> Confirmat
         raise ConfigError(
             ["--confirm needs --baseline-python: the python of the environment that has the base"]
         )
+    if request.config is not None:
+        load(request.config)  # what is no config is said now, not by a run that fails
     stamp = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     return Confirmation(
-        baseline_python=request.baseline_python,
+        baseline_python=interpreter(request.baseline_python),
         config=request.config or config_of(runs[0]),
         out=RUNS_FOLDER / f"confirm-{stamp}",
         rounds=request.rounds,

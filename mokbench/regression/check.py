@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mokbench.errors import ConfigError
 from mokbench.machine import Machine
-from mokbench.regression.confirm import Confirmation, confirm, suspects
+from mokbench.regression.confirm import Confirmation, confirm, refuse_unusable, suspects
 from mokbench.regression.history import History
 from mokbench.regression.history_checks import candidates_of
 from mokbench.regression.judge import Judged, judge_history
@@ -72,9 +72,12 @@ def check(
 ) -> Checked:
     """Judge finished runs of one machine and method version against the history in ``root``.
 
-    Raises ResultsError for runs or histories that are broken, unfinished or of several machines.
+    Raises ResultsError for runs or histories that are broken, unfinished or of several machines,
+    ConfigError for a confirmation that could not be made, suspects or not.
     """
     limits = limits or Limits()
+    if confirmation is not None:
+        refuse_unusable(confirmation)
     for run in runs:
         refuse_unknown_method(run)
         refuse_unfinished(run)
@@ -95,7 +98,7 @@ def check(
     faster = open_faster(before, history.levels)
     judged = [_advised(one, faster) for one in judge_history(history, launches, metrics, limits)]
     if confirmation is not None:
-        judged = confirm(judged, confirmation, limits, metrics, history)
+        judged = confirm(judged, confirmation, limits, metrics, history, launches)
     last = history.last_commit(judging)
     return Checked(
         judged=judged,
