@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from launches import CELLS, cell, gate, write_launch
+from launches import CELLS, cell, gate, h200, write_launch
 
 from mokbench.cli import main
-from mokbench.regression.check import check, record
+from mokbench.regression.check import accept, check, record
+from mokbench.regression.history import History, folder_of
 from mokbench.results import RunFolder
 
 PUSH = "tiny.push.r4.t128.balanced.bf16.isolated"
@@ -126,3 +127,15 @@ def test_one_shared_launch_takes_no_series_out_of_the_gate(tmp_path: Path) -> No
         write_launch(tmp_path / f"gone-{i}", rows, 30 + i)
     done = gate(tmp_path / "gone-*", "--history", history, "--strict")
     assert (done.exit_code, "1 MISSING" in done.stdout) == (4, True), done.output
+
+
+def test_an_accepted_level_of_shared_rows_leaves_the_others_their_base(tmp_path: Path) -> None:
+    history = based(tmp_path, {})
+    for run in made(tmp_path, "shared", [SHARED] * 6, start=20):
+        record(check([run], history))
+    accept(check(made(tmp_path, "slow", [SHARED] * 5, 1.5, start=40), history), "shared")
+    assert len(History.read(folder_of(history, h200())).levels) == 1
+    made(tmp_path, "push", [{}] * 3, 1.05, start=60)
+    done = gate(tmp_path / "push-*", "--history", history)
+    assert done.exit_code == 1, done.output
+    assert "10+3" in done.stdout

@@ -172,7 +172,7 @@ def _settled(one: Judged, again: Call | None, plan: Confirmation, history: Histo
     if again.verdict in (Verdict.SLOWER, Verdict.CLOCK):
         return replace(one, call=replace(before, verdict=again.verdict, why=told), again=True)
     cleared = again.verdict is Verdict.SAME and was_good(
-        plan.baseline_commit, one.series, history.launches, history.levels
+        plan.baseline_commit, one.series, history.launches, history.levels, one.mark
     )
     how = f"cleared against {plan.baseline_commit}" if cleared else "not confirmed, no base yet"
     call = replace(before, verdict=Verdict.AMBIGUOUS, why=f"{how}: {told}")

@@ -13,7 +13,7 @@ import numpy as np
 from mokbench.regression.agreement import not_comparable, refuse_disagreeing
 from mokbench.regression.history import History, base_of
 from mokbench.regression.history_lines import WINDOW
-from mokbench.regression.launch import MARKS, NO_GATE, Launch, Measured, Readings
+from mokbench.regression.launch import MARKS, NO_GATE, Launch, Mark, Measured, Readings
 from mokbench.regression.levels import Series
 from mokbench.regression.shift import Floats, against_history, between
 from mokbench.regression.verdict import ORDER, Call, Limits, Verdict, decide
@@ -29,7 +29,7 @@ class Judged:
 
     series: Series
     call: Call
-    mark: str = ""
+    mark: Mark = ""
     base_value: float | None = None
     value: float | None = None
     again: bool = False
@@ -241,7 +241,7 @@ def _lost(
         and launch.method_version == version
         and launch.config in configs
     ][-WINDOW:]
-    marks: dict[Series, str] = {}
+    marks: dict[Series, Mark] = {}
     for launch in before:
         for metric in metrics:
             for i, value in enumerate(launch.values.get(metric, [])):
@@ -272,7 +272,7 @@ def _worst_status(launches: Sequence[Launch]) -> dict[str, str]:
     return found
 
 
-def _gone(series: Series, mark: str, status: str | None) -> Judged:
+def _gone(series: Series, mark: Mark, status: str | None) -> Judged:
     kinds = {"failed": Verdict.FAILED, "unsupported": Verdict.UNSUPPORTED}
     verdict = kinds.get(status or "", Verdict.MISSING)
     why = {

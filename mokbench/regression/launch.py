@@ -21,7 +21,7 @@ from mokbench.results import RunFolder
 from mokbench.row_checks import not_positive
 from mokbench.run_checks import refuse_repeated
 
-HISTORY_VERSION = 1
+HISTORY_VERSION = 2
 # All are "less is better". Bytes and FLOPs follow from the config and have no noise to test.
 METRICS = (
     "step_time_us",
@@ -36,7 +36,7 @@ CLOCKED = "step_time_us"
 
 Mark = Literal["", "shared", "oversubscribed", "host"]
 # What makes two values comparable: the digest of a cell, and the mark of its row.
-Measured = tuple[str, str]
+Measured = tuple[str, Mark]
 MARKS: dict[str, str] = {
     "shared": SHARED_GPU,
     "oversubscribed": "oversubscribed host: more busy threads than cores",
@@ -81,6 +81,8 @@ class Launch(Figures):
             raise ValueError("columns of different lengths")
         if len(set(self.ids)) != len(self.ids):
             raise ValueError("an id stands in it twice")
+        if set().union(*self.flags.values()).difference(self.ids):
+            raise ValueError("flags a cell that is not in it")
         for name, column in {**self.values, "clock_mhz": self.clock_mhz}.items():
             for cell, status, value in zip(self.ids, self.status, column, strict=True):
                 if value is not None and status != "ok" and name in self.values:
@@ -132,7 +134,7 @@ class Launch(Figures):
         )
 
     def reading(
-        self, cell: str, metric: str, digest: str, mark: str = ""
+        self, cell: str, metric: str, digest: str, mark: Mark = ""
     ) -> tuple[float, float] | None:
         """Value and SM clock (MHz; NaN where it is not the value's own) of what a cell measured.
 
@@ -151,10 +153,19 @@ class Launch(Figures):
             return None
         return value, math.nan if clock is None or metric != CLOCKED else clock
 
-    def has(self, cell: str, metric: str) -> bool:
-        """Whether the launch has a value of a cell, whatever its options were."""
+    def has(self, cell: str, metric: str, mark: str | None = None) -> bool:
+        """Whether the launch has a value of a cell, whatever its options were.
+
+        ``mark``: whether it has one of that mark; null for any.
+        """
         at = self._place.get(cell)
-        return at is not None and metric in self.values and self.values[metric][at] is not None
+        if at is None or metric not in self.values or self.values[metric][at] is None:
+            return False
+        return mark in (None, self.marks[at])
+
+    def mark_of(self, cell: str) -> Mark:
+        """Mark of a cell that the launch has. Raises KeyError for one that it has not."""
+        return self.marks[self._place[cell]]
 
     def measured(self) -> dict[str, Measured]:
         """What each ok cell measured, and its mark."""

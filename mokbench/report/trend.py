@@ -104,14 +104,16 @@ def _trend(series: Series, points: Sequence[tuple[Launch, int]], history: Histor
         )
         for i, point in enumerate(at)
     ]
+    mark = points[-1][0].mark_of(cell)
     accepted = [
         Accepted(min(known), level.reason)
         for level in history.levels
-        if series in level.series and (known := [place[x] for x in level.launches if x in place])
+        if (*series, mark) in level.series
+        and (known := [place[x] for x in level.launches if x in place])
     ]
     return Trend(
         series=series,
-        mark=points[-1][0].marks[points[-1][1]],
+        mark=mark,
         created=tuple(launch.created for launch in launches),
         commits=tuple(launch.commit for launch in launches),
         values=tuple(values),
