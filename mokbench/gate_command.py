@@ -25,6 +25,7 @@ from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
 from mokbench.regression.levels import good_commit
 from mokbench.regression.verdict import Limits, Verdict
 from mokbench.report import units
+from mokbench.report.shown_text import visible
 from mokbench.results import RunFolder, open_runs
 from mokbench.run_checks import (
     refuse_stale_key,
@@ -183,7 +184,7 @@ def _show(request: CheckRequest, checked: Checked) -> None:
         click.echo(output.markdown("mokbench check", first, checked.judged, 1 << 30, "chars"))
     else:
         _print_table(checked.judged, request.explain)
-        click.echo(first)
+        click.echo(visible(first))
 
 
 def _print_table(judged: Sequence[Judged], explain: bool) -> None:
@@ -237,7 +238,7 @@ def compare_command(
         click.echo(output.markdown("mokbench compare", summary, judged, 1 << 30, "chars"))
         return
     _print_table(judged, explain)
-    click.echo(summary)
+    click.echo(visible(summary))
 
 
 def _launches(runs: Sequence[RunFolder]) -> list[Launch]:
