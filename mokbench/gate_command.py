@@ -244,7 +244,8 @@ def compare_command(
 def _launches(runs: Sequence[RunFolder]) -> list[Launch]:
     for run in runs:
         refuse_torn(run)
-    launches = [Launch.of(run) for run in runs]
+    # A folder keeps the rows it has read: opened anew it lets go of them after each launch.
+    launches = [Launch.of(RunFolder.open(run.path)) for run in runs]
     one_kind(launches)
     refuse_copies(launches)
     return launches
