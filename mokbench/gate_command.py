@@ -12,18 +12,20 @@ import click
 from rich.console import Console
 
 from mokbench.command import RUNS_FOLDER
+from mokbench.config import load
 from mokbench.durable import as_results_error, replace_file
 from mokbench.errors import ConfigError, ResultsError
 from mokbench.machine import describe
 from mokbench.regression import output
 from mokbench.regression.check import Checked, accept, check, record
-from mokbench.regression.confirm import Confirmation, config_of
+from mokbench.regression.confirm import Confirmation, config_of, interpreter
 from mokbench.regression.history import History
 from mokbench.regression.judge import Judged, judge_sides
 from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
 from mokbench.regression.levels import good_commit
 from mokbench.regression.verdict import Limits, Verdict
 from mokbench.report import units
+from mokbench.report.shown_text import visible
 from mokbench.results import RunFolder, open_runs
 from mokbench.run_checks import (
     refuse_stale_key,
@@ -45,7 +47,7 @@ class CheckRequest:
     metrics: tuple[str, ...]
     floor: float
     confirm: bool
-    baseline_python: Path | None
+    baseline_python: str | None
     baseline_commit: str | None
     good_commit: bool
     config: Path | None
@@ -129,9 +131,11 @@ def _confirmation(request: CheckRequest, runs: Sequence[RunFolder]) -> Confirmat
         raise ConfigError(
             ["--confirm needs --baseline-python: the python of the environment that has the base"]
         )
+    if request.config is not None:
+        load(request.config)  # what is no config is said now, not by a run that fails
     stamp = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     return Confirmation(
-        baseline_python=request.baseline_python,
+        baseline_python=interpreter(request.baseline_python),
         config=request.config or config_of(runs[0]),
         out=RUNS_FOLDER / f"confirm-{stamp}",
         rounds=request.rounds,
@@ -180,7 +184,7 @@ def _show(request: CheckRequest, checked: Checked) -> None:
         click.echo(output.markdown("mokbench check", first, checked.judged, 1 << 30, "chars"))
     else:
         _print_table(checked.judged, request.explain)
-        click.echo(first)
+        click.echo(visible(first))
 
 
 def _print_table(judged: Sequence[Judged], explain: bool) -> None:
@@ -234,13 +238,14 @@ def compare_command(
         click.echo(output.markdown("mokbench compare", summary, judged, 1 << 30, "chars"))
         return
     _print_table(judged, explain)
-    click.echo(summary)
+    click.echo(visible(summary))
 
 
 def _launches(runs: Sequence[RunFolder]) -> list[Launch]:
     for run in runs:
         refuse_torn(run)
-    launches = [Launch.of(run) for run in runs]
+    # A folder keeps the rows it has read: opened anew it lets go of them after each launch.
+    launches = [Launch.of(RunFolder.open(run.path)) for run in runs]
     one_kind(launches)
     refuse_copies(launches)
     return launches

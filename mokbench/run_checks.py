@@ -121,14 +121,19 @@ def refuse_stale_key(where: object, machine: Machine) -> None:
 
 def refuse_unknown_method(run: RunFolder) -> None:
     """Raise ResultsError for a method version of which this mokbench has no definitions."""
-    found = run.meta.method_version
-    if not 1 <= found <= METHOD_VERSION:
-        known = "1" if METHOD_VERSION == 1 else f"1 to {METHOD_VERSION}"
-        raise ResultsError(
-            f"{run.path / 'run.json'}: was measured with method version {brief(found)}, this "
-            f"mokbench knows {known} and cannot say what its figures mean; use the one that "
-            "measured it"
-        )
+    if unknown := unknown_method(run.meta.method_version):
+        raise ResultsError(f"{run.path / 'run.json'}: {unknown}")
+
+
+def unknown_method(found: int) -> str | None:
+    """What must be said of a method version that this mokbench does not know; null for others."""
+    if 1 <= found <= METHOD_VERSION:
+        return None
+    known = "1" if METHOD_VERSION == 1 else f"1 to {METHOD_VERSION}"
+    return (
+        f"was measured with method version {brief(found)}, this mokbench knows {known} and cannot "
+        "say what its figures mean; use the one that measured it"
+    )
 
 
 def older_method(version: int) -> str | None:

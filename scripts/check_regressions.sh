@@ -1,19 +1,22 @@
 #!/usr/bin/env bash
 # The regression gate for any CI: launches, check, pages.
 #
-#     scripts/check_regressions.sh CONFIG HISTORY OUT
+#     scripts/check_regressions.sh CONFIG HISTORY OUT [OPTION...]
 #
+# Further options go to mokbench check, such as --strict or --floor 3%.
 # LAUNCHES (3): launches of CONFIG. BASELINE_PYTHON: python of an environment that has the base, to
 # confirm suspects by runs in turn; BASELINE_COMMIT: what that base is (mokbench check --good-commit
-# prints the one to take), without which a confirmation clears no launch to become base. RECORD=yes: append to HISTORY; leave it out for pull requests.
+# prints the one to take), without which a confirmation clears no launch to become base.
+# RECORD=yes: append to HISTORY; leave it out for pull requests.
 # MOKBENCH (mokbench): the command; MOKBENCH_COMMIT: what was measured, for the history.
 # The exit code is that of mokbench check, see docs/regression.md.
 set -euo pipefail
-if [ $# -ne 3 ]; then
-    sed -n '2,11p' "$0" >&2
+if [ $# -lt 3 ]; then
+    sed -n '2,12p' "$0" >&2
     exit 2
 fi
 config=$1 history=$2 out=$3
+shift 3
 mokbench=${MOKBENCH:-mokbench}
 mkdir -p "$out"
 
@@ -38,7 +41,7 @@ if [ "${RECORD:-no}" = yes ]; then
     options+=(--record)
 fi
 code=0
-$mokbench check "$out"/launch-* "${options[@]}" || code=$?
+$mokbench check "$out"/launch-* "${options[@]}" "$@" || code=$?
 
 # A page that cannot be drawn must not hide what the check found.
 $mokbench report "$out/launch-1" --format html > "$out/report.html" ||

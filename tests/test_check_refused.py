@@ -102,9 +102,9 @@ def test_launches_of_another_method_are_no_base(
     ("damage", "said"),
     [
         (lambda text: text.replace('"mok"', "", 1).replace("[", "", 1), "launches.jsonl:1"),
-        (lambda text: text.replace('"history_version":1', '"history_version":0', 1), "version 0"),
-        (lambda text: text.replace('"history_version":1', '"history_version":7', 1), "version 7"),
-        (lambda text: text.replace('_version":1', '_version":"1"', 1), "version '1', this"),
+        (lambda text: text.replace('"history_version":2', '"history_version":0', 1), "version 0"),
+        (lambda text: text.replace('"history_version":2', '"history_version":7', 1), "version 7"),
+        (lambda text: text.replace('_version":2', '_version":"2"', 1), "version '2', this"),
         (
             lambda text: text.replace('"clock_mhz":[1500.0', '"clock_mhz":[NaN', 1),
             "isolated: clock_mhz is nan",

@@ -112,3 +112,31 @@ def test_a_report_that_crashes_leaves_the_checks_exit_code(tmp_path: Path, code:
     assert done.returncode == code
     assert "--baseline-commit abc" in done.stdout
     assert "no history.html" in done.stderr
+
+
+def test_further_options_of_the_script_go_to_the_check(tmp_path: Path) -> None:
+    mokbench = stub(tmp_path / "mokbench", 'test "$1" != check || printf "<%s>" "$@"')
+    done = bash(f"{SCRIPT} config history out --strict --metric 'a b'", tmp_path, MOKBENCH=mokbench)
+    assert done.returncode == 0, done.stderr
+    assert "<--strict><--metric><a b>" in done.stdout
+    assert "[OPTION...]" in bash(str(SCRIPT), tmp_path).stderr
+
+
+@pytest.mark.parametrize(("origin", "code"), [("history", 1), ("no history", 0), ("nothing", 1)])
+def test_a_history_that_did_not_arrive_passes_only_where_there_is_none(
+    tmp_path: Path, origin: str, code: int
+) -> None:
+    if origin != "nothing":
+        repository(tmp_path / "origin")
+    if origin == "history":
+        bash("git branch mokbench-history", tmp_path / "origin")
+    repository(tmp_path / "candidate")
+    bash(f"git remote add origin {tmp_path / 'origin'}", tmp_path / "candidate")
+    (tmp_path / "history" / "history").mkdir(parents=True)
+    text = part("gate", "ls-remote")
+    assert bash(text, tmp_path / "candidate", TOKEN="x").returncode == code
+    assert (tmp_path / "history").exists() is bool(code)
+    steps = workflow(GPU)["jobs"]["gate"]["steps"]
+    (fetch,) = [at for at, step in enumerate(steps) if step.get("id") == "history"]
+    assert steps[fetch + 1]["if"] == "steps.history.outcome != 'success'"
+    assert steps[fetch + 1]["run"] == text

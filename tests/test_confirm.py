@@ -69,7 +69,8 @@ def rerun(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             assert [name.split(".")[1] for name in ids] == ["push"]
             value = CELLS["push"] * (push if side == "candidate" else 1.0)
             own = changes if side == "candidate" else {}
-            records = [cell("push", value * float(np.exp(rng.normal(0, noise))), **own)]
+            step = value * float(np.exp(rng.normal(0, noise)))
+            records = [cell("push", step).model_copy(update=own)]
             write_launch(out, records, 30 + len(order))
 
         monkeypatch.setattr(confirm, "_run", run)
@@ -161,6 +162,7 @@ def test_a_slowdown_never_becomes_the_base_of_a_nightly_gate(
             return tuple(sides)
 
         monkeypatch.setattr(confirm, "measure", measure)
+        monkeypatch.setattr(confirm, "_check", lambda _: None)
         runs = launches(
             tmp_path, f"n{night}", 3, start=20 + 5 * night, factors={"push": 1.06}, seed=night
         )
@@ -202,7 +204,7 @@ def test_check_prints_the_last_good_commit(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_a_suspect_that_fails_to_run_again_is_no_green(slow, rerun, tmp_path: Path) -> None:
     runs, root = slow
-    rerun(push=1.0, cell_digest="all-other options than the base's")
+    rerun(push=1.0, status="failed", reason="rank 1 died", step_time_us=None)
     checked = check(runs, root, confirmation=plan(tmp_path))
     assert push_of(checked).verdict == "FAILED"
     assert "could not be confirmed" in push_of(checked).why
@@ -267,10 +269,13 @@ def test_base_and_candidate_really_run_in_turn(tmp_path: Path) -> None:
     suite.write_text(ONE_CELL)
     (only,) = expand(parse(ONE_CELL, suite))
     here = machine.describe()
+    confirm._run(Path(sys.executable), "candidate", suite, [only.id], tmp_path / "real")
+    (real,) = RunFolder.open(tmp_path / "real").records()
+    same = {"routing_digest": real.routing_digest, "oversubscribed": real.oversubscribed}
 
     def launch(name: str, value: float, hour: int) -> RunFolder:
         step = dict.fromkeys(("median", "p95", "min", "ci_low", "ci_high"), value) | {"n": 9}
-        made = Record.from_cell(only, status="ok", step_time_us=step, link="none")
+        made = Record.from_cell(only, status="ok", step_time_us=step, link="none", **same)
         told = {"machine": here, "config_text": ONE_CELL, "config": {"from_run": "../one.yaml"}}
         return write_launch(tmp_path / name, [made], hour, **told)
 

@@ -36,6 +36,7 @@ def test_suspects_beyond_the_limit_keep_their_verdict_and_are_no_base(
         return made[:3], made[3:]
 
     monkeypatch.setattr(confirm, "measure", measure)
+    monkeypatch.setattr(confirm, "_check", lambda _: None)
     runs = [launch(tmp_path / f"slow-{i}", 20 + i, 1.1) for i in range(3)]
     how = Confirmation(Path("p"), Path("c"), tmp_path / "out", baseline_commit="good")
     checked = record(check(runs, root, confirmation=how))

@@ -83,7 +83,7 @@ def test_what_else_lies_in_a_history_is_let_be(history: Path, tmp_path: Path) ->
     (history / "newest").symlink_to(folder_of(history, h200()).name)
     # Another machine's check is just writing this one.
     file = folder_of(history, h200(driver="999")) / "launches.jsonl"
-    file.write_bytes(file.read_bytes() + b'{"history_version":1,"launch":"12')
+    file.write_bytes(file.read_bytes() + b'{"history_version":2,"launch":"12')
     runs = launches(tmp_path, "slow", 3, start=20, factors=SLOW, seed=2)
     assert verdicts(check(runs, history))["push"] == "SLOWER"
 

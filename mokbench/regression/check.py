@@ -7,12 +7,12 @@ from pathlib import Path
 
 from mokbench.errors import ConfigError
 from mokbench.machine import Machine
-from mokbench.regression.confirm import Confirmation, confirm, suspects
+from mokbench.regression.confirm import Confirmation, confirm, refuse_unusable, suspects
 from mokbench.regression.history import History
 from mokbench.regression.history_checks import candidates_of
 from mokbench.regression.judge import Judged, judge_history
 from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
-from mokbench.regression.levels import Series, new_level, open_faster
+from mokbench.regression.levels import Marked, Series, new_level, open_faster
 from mokbench.regression.verdict import ORDER, UNSETTLED, Limits, Verdict
 from mokbench.results import RunFolder
 from mokbench.run_checks import (
@@ -72,19 +72,13 @@ def check(
 ) -> Checked:
     """Judge finished runs of one machine and method version against the history in ``root``.
 
-    Raises ResultsError for runs or histories that are broken, unfinished or of several machines.
+    Raises ResultsError for runs or histories that are broken, unfinished or of several machines,
+    ConfigError for a confirmation that could not be made, suspects or not.
     """
     limits = limits or Limits()
-    for run in runs:
-        refuse_unknown_method(run)
-        refuse_unfinished(run)
-        refuse_torn(run)
-        refuse_future(run)
-        refuse_stale_key(run.path / "run.json", run.meta.machine)
-    # A folder keeps the rows it has read, and three times 10 000 of them are half a GiB.
-    launches = [Launch.of(RunFolder.open(run.path), commit) for run in runs]
-    one_kind(launches)
-    refuse_copies(launches)
+    if confirmation is not None:
+        refuse_unusable(confirmation)
+    launches = _launches(runs, commit)
     history = History.of_machine(root, runs[0].meta.machine)
     own = {launch.launch for launch in launches}
     version = launches[0].method_version
@@ -95,7 +89,7 @@ def check(
     faster = open_faster(before, history.levels)
     judged = [_advised(one, faster) for one in judge_history(history, launches, metrics, limits)]
     if confirmation is not None:
-        judged = confirm(judged, confirmation, limits, metrics, history)
+        judged = confirm(judged, confirmation, limits, metrics, history, launches)
     last = history.last_commit(judging)
     return Checked(
         judged=judged,
@@ -106,17 +100,32 @@ def check(
         commits=f"{last or '(none recorded)'}..{commit}" if commit else None,
         confirmed=confirmation is not None,
         open_levels=sum(
-            one.gates and (one.call.verdict is Verdict.FASTER or one.series in faster)
+            one.gates and (one.call.verdict is Verdict.FASTER or (*one.series, one.mark) in faster)
             for one in judged
         ),
     )
 
 
-def _advised(one: Judged, faster: set[Series]) -> Judged:
+def _launches(runs: Sequence[RunFolder], commit: str | None) -> list[Launch]:
+    """Launches of whole runs, no two of which are one. ResultsError for others."""
+    for run in runs:
+        refuse_unknown_method(run)
+        refuse_unfinished(run)
+        refuse_torn(run)
+        refuse_future(run)
+        refuse_stale_key(run.path / "run.json", run.meta.machine)
+    # A folder keeps the rows it has read, and three times 10 000 of them are half a GiB.
+    launches = [Launch.of(RunFolder.open(run.path), commit) for run in runs]
+    one_kind(launches)
+    refuse_copies(launches)
+    return launches
+
+
+def _advised(one: Judged, faster: set[Marked]) -> Judged:
     """Say what a level that nobody accepted leaves open."""
     if one.call.verdict is Verdict.FASTER:
         note = "--accept it, or a slowdown back from here passes"
-    elif one.series in faster:
+    elif (*one.series, one.mark) in faster:
         note = "the last launches were FASTER and not accepted: it may be slower than they were"
     else:
         return one

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mokbench.errors import ConfigError, MokbenchError
+from mokbench.regression.agreement import refuse_others
 from mokbench.regression.history import History
 from mokbench.regression.judge import Judged, judge_sides, worst_first
 from mokbench.regression.launch import Launch, one_kind
@@ -70,17 +71,21 @@ def confirm(
     limits: Limits,
     metrics: Sequence[str],
     history: History,
+    candidates: Sequence[Launch],
 ) -> list[Judged]:
     """Replace the calls of the suspects that are measured again by what the runs in turn say.
 
-    Raises ConfigError for an interpreter that is no other mokbench, MokbenchError for a run that
-    fails: a suspect that could not be measured again must not turn green.
+    Raises MokbenchError for a run that fails: a suspect that could not be measured again must not
+    turn green. ResultsError for runs on another machine than the candidates', or of other cells.
     """
     found = suspects(judged, limits)
     if not found:
         return list(judged)
     ids = list(dict.fromkeys(one.series[0] for one in found))[:MOST_CELLS]
     base, candidate = measure(plan, ids)
+    one_kind([candidates[0], *base, *candidate])
+    for known in candidates:
+        refuse_others([*base, *candidate], known, ids)
     again = {one.series: one.call for one in judge_sides(base, candidate, metrics, _sharp(limits))}
     left = {one.series for one in found}
     chosen = {series for series in left if series[0] in ids}
@@ -95,8 +100,7 @@ def confirm(
 
 def measure(plan: Confirmation, ids: Sequence[str]) -> tuple[list[Launch], list[Launch]]:
     """Run base and candidate ``rounds`` times in turn; returns their launches."""
-    pythons = {"base": plan.baseline_python, "candidate": Path(sys.executable)}
-    _check(pythons)
+    pythons = _pythons(plan)
     launches: dict[str, list[Launch]] = {"base": [], "candidate": []}
     for number in range(1, plan.rounds + 1):
         # Who goes first changes, so that a drift inside a round favours neither.
@@ -106,8 +110,17 @@ def measure(plan: Confirmation, ids: Sequence[str]) -> tuple[list[Launch], list[
             out = plan.out / f"{side}-{number}"
             _run(pythons[side], side, plan.config, ids, out)
             launches[side].append(Launch.of(RunFolder.open(out)))
-    one_kind(launches["base"] + launches["candidate"])
     return launches["base"], launches["candidate"]
+
+
+def refuse_unusable(plan: Confirmation) -> None:
+    """Raise ConfigError for an interpreter that cannot be the base, before there is a suspect."""
+    _check(_pythons(plan))
+
+
+def interpreter(given: str) -> Path:
+    """Path of a python as a shell takes it: without a slash it is looked up in PATH."""
+    return Path(given).absolute() if os.sep in given else Path(given)
 
 
 def config_of(run: RunFolder) -> Path:
@@ -118,7 +131,7 @@ def config_of(run: RunFolder) -> Path:
     """
     meta: RunMeta = run.meta
     original = (run.path / str(meta.config.get("from_run") or "")).resolve()
-    if original.is_file() and original.read_text(encoding="utf-8") == meta.config_text:
+    if _reads_as(original, meta.config_text):
         return original
     if "trace" in meta.config_text or ".json" in meta.config_text:
         raise ConfigError(
@@ -134,6 +147,18 @@ def config_of(run: RunFolder) -> Path:
     return Path(file.name)
 
 
+def _reads_as(path: Path, text: str) -> bool:
+    """Whether a file is there, can be read and holds ``text``, as reading a config takes it."""
+    try:
+        return path.is_file() and path.read_bytes().decode("utf-8-sig") == text
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _pythons(plan: Confirmation) -> dict[str, Path]:
+    return {"base": plan.baseline_python, "candidate": Path(sys.executable)}
+
+
 def _sharp(limits: Limits) -> Limits:
     return replace(limits, alpha=CONFIRM_ALPHA, least_base=2, least_candidate=2)
 
@@ -147,7 +172,7 @@ def _settled(one: Judged, again: Call | None, plan: Confirmation, history: Histo
     if again.verdict in (Verdict.SLOWER, Verdict.CLOCK):
         return replace(one, call=replace(before, verdict=again.verdict, why=told), again=True)
     cleared = again.verdict is Verdict.SAME and was_good(
-        plan.baseline_commit, one.series, history.launches, history.levels
+        plan.baseline_commit, one.series, history.launches, history.levels, one.mark
     )
     how = f"cleared against {plan.baseline_commit}" if cleared else "not confirmed, no base yet"
     call = replace(before, verdict=Verdict.AMBIGUOUS, why=f"{how}: {told}")
@@ -184,7 +209,12 @@ def _ask(python: Path, side: str) -> tuple[str, str]:
     command = [str(python), "-P", "-c", _WHERE]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, env=_environment(side), timeout=120
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=_environment(side),
+            timeout=120,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError([f"{python}: cannot be run: {error}"]) from error
@@ -203,6 +233,7 @@ def _run(python: Path, side: str, config: Path, ids: Sequence[str], out: Path) -
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        errors="replace",
         env=_environment(side),
     )
     if done.returncode:

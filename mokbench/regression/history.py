@@ -2,7 +2,7 @@
 
 * launches.jsonl: one line per launch, ``Launch``; never rewritten
 * levels.jsonl: one line per accepted new level: from which launch on, for which series, why
-* machine.json: what the key in the folder's name stands for
+* machine.json: what the key in the folder's name stands for, and how many levels there are
 """
 
 import contextlib
@@ -14,26 +14,31 @@ from typing import Any, Self
 
 import numpy as np
 
-from mokbench.durable import Lock, append_line, as_results_error, cut_torn_line, replace_file
+from mokbench.durable import Lock, append_line, as_results_error, cut_torn_line
 from mokbench.errors import ResultsError
 from mokbench.machine import Machine
 from mokbench.regression.history_checks import (
     in_order_of_time,
+    refuse_late,
     refuse_lost_levels,
     refuse_no_folder,
     refuse_no_launches,
-    refuse_reordered,
+    refuse_unfounded,
+    refuse_unknown_methods,
+    refuse_unknown_series,
 )
 from mokbench.regression.history_folders import (
     LAUNCHES,
     LEVELS,
     MACHINE,
     folder_of,
+    levels_told,
     refuse_misnamed,
+    tell,
 )
 from mokbench.regression.history_lines import WINDOW, machines, names, read_all, read_launches
-from mokbench.regression.launch import Launch, Readings
-from mokbench.regression.levels import Level, Series, counting, first_of, newest_levels
+from mokbench.regression.launch import Launch, Measured, Readings
+from mokbench.regression.levels import Level, Series, counting, first_of, newest_levels, order_of
 from mokbench.regression.shift import Floats
 
 # Another check that appends is done long before; to give up would lose what was measured.
@@ -44,13 +49,19 @@ _LOCK_WAIT_S = 60.0
 class History:
     """A machine's launches, oldest first, and accepted levels. Reading never writes.
 
-    ``recorded`` names all launches of the file, of which ``launches`` are those that were read.
+    ``lines`` names all launches in the order of the file, which is that in which checks ended;
+    ``launches`` are those of them that were read.
     """
 
     folder: Path
     launches: list[Launch] = field(default_factory=list)
     levels: list[Level] = field(default_factory=list)
-    recorded: set[str] = field(default_factory=set)
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def recorded(self) -> set[str]:
+        """All launches that the file has."""
+        return set(self.lines)
 
     @classmethod
     def of_machine(cls, root: Path, machine: Machine) -> Self:
@@ -67,63 +78,70 @@ class History:
         path = folder / LAUNCHES
         refuse_no_folder(folder)
         refuse_no_launches(path, [folder / MACHINE, folder / LEVELS])
-        levels = read_all(folder / LEVELS, Level)
+        levels = _levels(folder)
         newest = {name for level in counting(levels) for name in level.launches}
         launches = read_launches(path, keep=newest)
-        recorded = names(path).union(launch.launch for launch in launches)
-        refuse_lost_levels(path, counting(levels), recorded)
+        refuse_unknown_methods(path, launches)
+        lines = names(path)
+        refuse_unfounded(path, levels, lines)
         refuse_misnamed(folder, machines(path).union(launch.machine for launch in launches))
         once: dict[str, Launch] = {}
         for launch in launches:
             if launch.launch in once:
                 warnings.warn(f"{folder / LAUNCHES}: launch {launch.run} twice", stacklevel=2)
             once.setdefault(launch.launch, launch)
-        refuse_reordered(path, list(once.values()), counting(levels))
-        return cls(folder, list(once.values()), levels, recorded)
+        found = in_order_of_time(once.values())
+        refuse_unknown_series(folder / LEVELS, counting(levels), found)
+        refuse_late(path, found, counting(levels), lines)
+        return cls(folder, found, levels, lines)
 
     def record(self, launches: Sequence[Launch], machine: Machine) -> int:
         """Append launches that are not yet there, all or none; returns how many.
 
         Raises ResultsError on a full disk.
         """
-        if all(one.launch in self.recorded for one in launches):
+        known = all(one.launch in self.recorded for one in launches)
+        if known and (self.folder / MACHINE).exists():
             return 0
         with as_results_error(self.folder, "writing the history", "free some space"):
             self.folder.mkdir(parents=True, exist_ok=True)
         with self._locked(LAUNCHES) as path:
-            self._read_again(path)
+            self._read_again()
             new = in_order_of_time(one for one in launches if one.launch not in self.recorded)
-            if not new:
+            if new:
+                self._add(path, new)
+            elif not known:
                 warnings.warn(f"{path}: another check recorded these runs just now", stacklevel=3)
-                return 0
-            refuse_reordered(path, self.launches + new, counting(self.levels))
-            # The launches first: a folder that has only the rest is one that lost them. And at
-            # once: of a check that is half recorded, the other half would be too few to judge.
-            append_line(path, "\n".join(launch.model_dump_json() for launch in new))
-        self.launches += new
-        self.recorded.update(launch.launch for launch in new)
-        with as_results_error(self.folder, "writing the history", "free some space"):
-            if not (self.folder / MACHINE).exists():
-                text = machine.model_dump_json(indent=1, exclude={"gpu_uuids"})
-                replace_file(self.folder / MACHINE, text.encode() + b"\n")
+            tell(self.folder, machine, len(self.levels))
         return len(new)
 
-    def _read_again(self, path: Path) -> None:
-        """Take in what another check appended since this one read the file."""
-        if names(path) <= self.recorded:
+    def _add(self, path: Path, new: list[Launch]) -> None:
+        refuse_late(path, self.launches + new, counting(self.levels), self.lines)
+        # The launches first: a folder that has only the rest is one that lost them. And at once:
+        # of a check that is half recorded, the other half would be too few to judge.
+        append_line(path, "\n".join(launch.model_dump_json() for launch in new))
+        self.launches = in_order_of_time(self.launches + new)
+        self.lines += [launch.launch for launch in new]
+
+    def _read_again(self) -> None:
+        """Take in what another check appended since this one read the files."""
+        if names(self.folder / LAUNCHES) == self.lines and _levels(self.folder) == self.levels:
             return
         now = type(self).read(self.folder)
-        self.launches, self.levels, self.recorded = now.launches, now.levels, now.recorded
+        self.launches, self.levels, self.lines = now.launches, now.levels, now.lines
 
     def accept(self, level: Level) -> None:
         """Append an accepted level; its launches must have been recorded. Raises ResultsError."""
-        missing = set(level.launches).difference(launch.launch for launch in self.launches)
-        if missing:
-            raise ResultsError(f"{self.folder}: launches {', '.join(sorted(missing))} not recorded")
-        refuse_reordered(self.folder / LAUNCHES, self.launches, [level])
         with self._locked(LEVELS) as path:
+            self._read_again()
+            missing = sorted(set(level.launches).difference(self.lines))
+            if missing:
+                raise ResultsError(f"{self.folder}: launches {', '.join(missing)} not recorded")
+            told = {"lines": len(self.lines), "order": order_of(self.lines)}
+            level = level.model_copy(update=told)
             append_line(path, level.model_dump_json())
-        self.levels.append(level)
+            self.levels.append(level)
+            tell(self.folder, None, len(self.levels))
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[Path]:
@@ -146,18 +164,27 @@ class History:
         return found[-1] if found else None
 
 
+def _levels(folder: Path) -> list[Level]:
+    """Accepted levels of a folder. ResultsError where some are lost."""
+    told = levels_told(folder)  # first: an accept that goes on meanwhile writes the level first
+    levels = read_all(folder / LEVELS, Level)
+    refuse_lost_levels(folder / LEVELS, levels, told)
+    return levels
+
+
 def base_of(
     history: History,
     series: Sequence[Series],
-    digests: Sequence[str],
+    measured: Sequence[Measured],
     *,
     method_version: int,
     leave_out: Iterable[str] = (),
 ) -> Readings:
     """Last ``WINDOW`` unflagged launches of each series since its newest accepted level.
 
-    ``digests[i]`` is what the candidate of series i measured: launches that measured something
-    else under the same id are no base. ``leave_out``: the candidate's own launches.
+    ``measured[i]`` is what the candidate of series i measured: launches that measured something
+    else under the same id, or with another mark, are no base. ``leave_out``: the candidate's own
+    launches.
     """
     out = set(leave_out)
     used = [
@@ -170,10 +197,10 @@ def base_of(
     found = Readings.empty(len(series), len(used))
     for j, launch in enumerate(used):
         for i, (cell, metric) in enumerate(series):
-            reading = launch.reading(cell, metric, digests[i])
+            reading = launch.reading(cell, metric, *measured[i])
             if reading is None:
                 continue
-            since = levels.get((cell, metric))
+            since = levels.get((cell, metric, measured[i][1]))
             accepted = since is not None and launch.launch in since.launches
             too_old = since is not None and position[launch.launch] < first_of(since, position)
             if accepted or not (too_old or cell in launch.flags.get(metric, ())):

@@ -8,8 +8,9 @@ from mokbench import moment
 from mokbench.durable import as_results_error
 from mokbench.errors import ResultsError
 from mokbench.regression.launch import Launch
-from mokbench.regression.levels import Level
+from mokbench.regression.levels import Level, order_of
 from mokbench.regression.verdict import Limits
+from mokbench.run_checks import unknown_method
 
 _RESTORE = "restore it from version control"
 
@@ -38,38 +39,75 @@ def refuse_no_launches(path: Path, others: Iterable[Path]) -> None:
         )
 
 
-def refuse_lost_levels(path: Path, levels: Iterable[Level], recorded: Collection[str]) -> None:
-    """Raise ResultsError where an accepted level rests on launches that are no longer there."""
+def refuse_lost_levels(path: Path, levels: Sequence[Level], told: int) -> None:
+    """Raise ResultsError where there are fewer accepted levels than were ``told`` at the last."""
+    if len(levels) < told:
+        raise ResultsError(
+            f"{path}: has {len(levels)} accepted levels, {told} were accepted: what they say would "
+            f"be judged by what was before them; {_RESTORE}"
+        )
+
+
+def refuse_unfounded(path: Path, levels: Iterable[Level], lines: Sequence[str]) -> None:
+    """Raise ResultsError where an accepted level rests on lines that are no longer as they were."""
+    recorded = set(lines)
     for level in levels:
+        of = f"the level accepted on {level.when} ({level.reason})"
         lost = sorted(set(level.launches).difference(recorded))
         if lost:
             raise ResultsError(
-                f"{path}: has lost {len(lost)} of the {len(level.launches)} launches of the level "
-                f"accepted on {level.when} ({level.reason}), for example {lost[0]}: {_RESTORE}"
+                f"{path}: has lost {len(lost)} of the {len(level.launches)} launches of {of}, for "
+                f"example {lost[0]}: {_RESTORE}"
+            )
+        if level.lines > len(lines) or order_of(lines[: level.lines]) != level.order:
+            raise ResultsError(
+                f"{path}: its first {level.lines} launches are not those, or not in the order, "
+                f"that were there when {of} was: lines are only ever added; {_RESTORE}"
             )
 
 
-def refuse_reordered(path: Path, launches: Sequence[Launch], levels: Iterable[Level]) -> None:
-    """Raise ResultsError where launches from before an accepted level stand behind it, or reverse.
+def refuse_unknown_methods(path: Path, launches: Iterable[Launch]) -> None:
+    """Raise ResultsError for a launch of a method version of which nobody here knows anything."""
+    for launch in launches:
+        if unknown := unknown_method(launch.method_version):
+            raise ResultsError(f"{path}: launch {launch.run} {unknown}")
 
-    A level counts from its first line on. Other configs may be measured at the same time.
-    """
-    place = {launch.launch: i for i, launch in enumerate(launches)}
-    times = [moment.read(launch.created) for launch in launches]
+
+def refuse_unknown_series(path: Path, levels: Iterable[Level], launches: Iterable[Launch]) -> None:
+    """Raise ResultsError for a level of a series of which its launches have no value."""
+    by_name = {launch.launch: launch for launch in launches}
     for level in levels:
-        own = {place[name] for name in level.launches if name in place}
+        own = [by_name[name] for name in level.launches if name in by_name]
+        for cell, metric, mark in level.series:
+            if not any(launch.has(cell, metric, mark) for launch in own):
+                raise ResultsError(
+                    f"{path}: the level accepted on {level.when} ({level.reason}) is of {cell} "
+                    f"{metric}, of which its launches have no value: {_RESTORE}"
+                )
+
+
+def refuse_late(
+    path: Path, launches: Sequence[Launch], levels: Iterable[Level], lines: Sequence[str]
+) -> None:
+    """Raise ResultsError for launches from before a level that came after it was accepted.
+
+    ``lines`` are in the order of the file. What was there when a level was accepted may stand in
+    any order, as checks end in any. Other configs may be measured at the same time.
+    """
+    for level in levels:
+        own = [launch for launch in launches if launch.launch in level.launches]
         if not own:
             continue
-        first, when = min(own), min(times[i] for i in own)
-        for i, (launch, time) in enumerate(zip(launches, times, strict=True)):
-            if i in own or launch.config != launches[first].config:
+        first = in_order_of_time(own)[0]
+        when, there = moment.read(first.created), set(lines[: level.lines])
+        for launch in launches:
+            if launch.launch in there or launch.config != first.config:
                 continue
-            if (time < when) if i > first else (time > when):
-                side = "behind" if i > first else "before"
+            if moment.read(launch.created) < when:
                 raise ResultsError(
-                    f"{path}: launch {launch.run} of {launch.created} stands {side} the level "
-                    f"accepted on {level.when}, whose launches began at {when.isoformat()}: lines "
-                    f"must be in the order of time; {_RESTORE}, or leave that run out"
+                    f"{path}: launch {launch.run} of {launch.created} stands behind the level "
+                    f"accepted on {level.when}, whose launches began at {when.isoformat()}: it is "
+                    f"from before them; {_RESTORE}, or leave that run out"
                 )
 
 

@@ -7,14 +7,26 @@ import re
 import stat
 from pathlib import Path
 
-from mokbench.durable import as_results_error, is_kind
+from pydantic import Field
+
+from mokbench.durable import as_results_error, is_kind, replace_file
 from mokbench.errors import ResultsError
+from mokbench.figures import first_problem
 from mokbench.machine import Machine
 from mokbench.regression.history_checks import is_there, refuse_no_folder
 from mokbench.regression.history_lines import machines
 from mokbench.run_checks import refuse_stale_key
 
 LAUNCHES, LEVELS, MACHINE = "launches.jsonl", "levels.jsonl", "machine.json"
+
+
+class Kept(Machine):
+    """What machine.json holds: the machine, and how many levels were accepted, lest they be lost.
+
+    It is written after the level's line, so there may be one more than it says.
+    """
+
+    levels: int = Field(0, ge=0)
 
 
 def folder_of(root: Path, machine: Machine) -> Path:
@@ -34,6 +46,8 @@ def folder_of(root: Path, machine: Machine) -> Path:
         if machine.key in keys or (told is not None and told.key == machine.key):
             refuse_misnamed(other, keys)
             raise _misnamed(other, machine.key, own.name)
+    if not is_there(own):
+        _refuse_deeper(root)
     return own
 
 
@@ -75,6 +89,28 @@ def refuse_misnamed(folder: Path, keys: set[str]) -> None:
             raise _misnamed(folder, key, _name(told))
 
 
+def levels_told(folder: Path) -> int:
+    """How many levels machine.json says were accepted."""
+    told = _told(folder)
+    return 0 if told is None else told.levels
+
+
+def tell(folder: Path, machine: Machine | None, levels: int) -> None:
+    """Write machine.json, of ``machine`` where it is not there yet, unless it says so already.
+
+    Others may not write the folder meanwhile. Raises ResultsError, OSError.
+    """
+    told = _told(folder)
+    if told is not None and told.levels >= levels:
+        return
+    kept = told or machine
+    if kept is None:
+        raise ResultsError(f"{folder / MACHINE}: is not there; record the runs first")
+    fields = kept.model_dump(exclude={"gpu_uuids", "levels"})
+    text = Kept(**fields, levels=levels).model_dump_json(indent=1, exclude={"gpu_uuids"})
+    replace_file(folder / MACHINE, text.encode() + b"\n")
+
+
 def machine_name(folder: Path) -> str:
     """What people call the machine of a folder: from machine.json, else the folder's name."""
     told = _told(folder)
@@ -114,15 +150,37 @@ def _is_history(folder: Path) -> bool:
         )
 
 
+def _refuse_deeper(root: Path) -> None:
+    """Raise ResultsError where histories are one folder further down than they are looked for."""
+    for folder in _inside(root):
+        with as_results_error(folder, "reading", "make it readable"):
+            deeper = _inside(folder) if is_kind(stat.S_ISDIR, folder) else []
+        if any(map(_is_history, deeper)):
+            raise ResultsError(
+                f"{root}: has histories one folder further down, in {folder}: give that as "
+                "--history, or move it out of here"
+            )
+
+
 def _same(folder: Path, own: Path) -> bool:
     """Whether a folder is a machine's own by another name, a link."""
     with as_results_error(folder, "reading", "make it readable"):
         return is_kind(stat.S_ISDIR, own) and folder.samefile(own)
 
 
-def _told(folder: Path) -> Machine | None:
-    """What machine.json says; null for none or for one that does not read: it is only a name."""
-    try:
-        return Machine.model_validate_json((folder / MACHINE).read_bytes())
-    except (OSError, ValueError):
+def _told(folder: Path) -> Kept | None:
+    """What machine.json says; null for none. ResultsError for one that does not read."""
+    path = folder / MACHINE
+    if not is_there(path):
         return None
+    with as_results_error(path, "reading", "make it readable"):
+        if not is_kind(stat.S_ISREG, path):
+            raise ResultsError(f"{path}: is no file; restore it from version control")
+        content = path.read_bytes()
+    try:
+        return Kept.model_validate_json(content)
+    except ValueError as error:
+        raise ResultsError(
+            f"{path}: does not describe a machine: {first_problem(error)}; restore it from version "
+            "control"
+        ) from error

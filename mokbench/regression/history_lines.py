@@ -7,6 +7,7 @@ is a matter of that series, so a line is read while one of its cells has too few
 import hashlib
 import json
 import re
+import stat
 import sys
 import warnings
 from collections import Counter
@@ -29,7 +30,8 @@ MOST_READ = 100
 _LAUNCH = re.compile(rb'"launch": ?"([0-9a-f]+)"')
 _MACHINE = re.compile(rb'"machine": ?"([^"]*)"')
 _COLUMNS = re.compile(
-    rb'"ids": ?(\[.*?\]), ?"digests": ?(\[.*?\]), ?"status": ?(\[.*?\]), ?"marks"'
+    rb'"ids": ?(\[.*?\]), ?"digests": ?(\[.*?\]), ?"status": ?(\[.*?\]), '
+    rb'?"marks": ?(\[.*?\]), ?"clock_mhz"'
 )
 _FLAGS = re.compile(rb'"flags": ?(\{.*\})\}\s*$')
 
@@ -39,20 +41,23 @@ _Line = TypeVar("_Line", bound=Figures)
 class _Seen(NamedTuple):
     """A line by its number: its launch, its ok cells, those that are flagged in it.
 
-    A cell is its id and what it measured, as a base is of one thing. ``ids`` is empty where they
-    do not stand out, ``cells`` also where none is ok.
+    A cell is its id, what it measured and its mark, as a base is of one thing. ``ids`` is empty
+    where they do not stand out, ``cells`` also where none is ok.
     """
 
     number: int
     launch: str
-    cells: tuple[tuple[str, str], ...]
+    cells: tuple[tuple[str, str, str], ...]
     ids: tuple[str, ...]
     flagged: frozenset[str] = frozenset()
 
 
 def read_all(path: Path, kind: type[_Line]) -> list[_Line]:
-    """Every line of a file; none where it does not exist. ResultsError for one that is none."""
-    return [parse(f"{path}:{number}", line, kind) for number, line in _whole_lines(path)]
+    """Every line of a file; none where it does not exist. ResultsError for one that is none.
+
+    So is a last one that was cut short: a launch can be measured again, a person's word cannot.
+    """
+    return [parse(f"{path}:{number}", line, kind) for number, line in _lines(path)]
 
 
 def read_launches(path: Path, keep: Collection[str] = ()) -> list[Launch]:
@@ -71,25 +76,25 @@ def read_launches(path: Path, keep: Collection[str] = ()) -> list[Launch]:
     ]
 
 
-def names(path: Path) -> set[str]:
-    """Launches of all lines, also of those that ``read_launches`` passes over."""
+def names(path: Path) -> list[str]:
+    """Launches of all lines in their order, also of those that ``read_launches`` passes over."""
     return _all(_LAUNCH, path)
 
 
 def machines(path: Path) -> set[str]:
     """Machine keys of all lines, also of those that ``read_launches`` passes over."""
-    return _all(_MACHINE, path)
+    return set(_all(_MACHINE, path))
 
 
-def _all(pattern: re.Pattern[bytes], path: Path) -> set[str]:
+def _all(pattern: re.Pattern[bytes], path: Path) -> list[str]:
     found = (pattern.search(line) for _, line in _whole_lines(path, warn=False))
-    return {one[1].decode(errors="replace") for one in found if one is not None}
+    return [one[1].decode(errors="replace") for one in found if one is not None]
 
 
 def _wanted(lines: list[_Seen], keep: Collection[str]) -> set[int]:
     """Numbers of the lines to read. What does not look like a launch is, so that it is refused."""
     newer: Counter[object] = Counter()
-    base: Counter[tuple[str, str]] = Counter()
+    base: Counter[tuple[str, str, str]] = Counter()
     wanted = set()
     for line in reversed(lines):
         # Ids apart from what they measured: lines of failures alone are read too, so many.
@@ -116,10 +121,11 @@ def _look(number: int, line: bytes, shared: dict[bytes, Any]) -> _Seen:
     key = hashlib.sha256(columns[0]).digest()
     try:
         if key not in shared:
-            ids, digests, status = (map(str, json.loads(text)) for text in columns.groups())
-            found = list(zip(map(sys.intern, ids), digests, status, strict=True))
-            cells = tuple((cell, digest) for cell, digest, how in found if how == "ok")
-            shared[key] = cells, tuple(cell for cell, _, _ in found)
+            columns_ = (map(str, json.loads(text)) for text in columns.groups())
+            ids, digests, status, marks = columns_
+            found = list(zip(map(sys.intern, ids), digests, marks, status, strict=True))
+            cells = tuple((cell, digest, mark) for cell, digest, mark, how in found if how == "ok")
+            shared[key] = cells, tuple(cell for cell, *_ in found)
         by_metric = json.loads(flags[1]) if flags else {}
         flagged = frozenset(cell for cells in by_metric.values() for cell in cells)
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -130,20 +136,28 @@ def _look(number: int, line: bytes, shared: dict[bytes, Any]) -> _Seen:
 
 def _whole_lines(path: Path, warn: bool = True) -> Iterator[tuple[int, bytes]]:
     """Numbered lines; a torn last one is passed over with a warning, its newline it may lack."""
+    for number, line in _lines(path):
+        if line.endswith(b"\n") or is_whole_object(line):
+            yield number, line
+        elif warn:
+            warnings.warn(f"{path}: ignored a last line that was cut short", stacklevel=4)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines of a file; none where it does not exist. ResultsError for an empty one."""
     with as_results_error(path, "reading", "make it readable"):
         if not path.exists() and not path.is_symlink():
             return
-        if path.is_file() and not path.stat().st_size:
+        kind = path.stat()
+        if not stat.S_ISREG(kind.st_mode):
+            raise ResultsError(f"{path}: is no file; restore it from version control")
+        if not kind.st_size:
             raise ResultsError(
                 f"{path}: is empty; restore it from version control, or delete it to begin anew"
             )
         file = path.open("rb")
     with as_results_error(path, "reading", "make it readable"), file:
-        for number, line in enumerate(file, 1):
-            if line.endswith(b"\n") or is_whole_object(line):
-                yield number, line
-            elif warn:
-                warnings.warn(f"{path}: ignored a last line that was cut short", stacklevel=4)
+        yield from enumerate(file, 1)
 
 
 def parse(where: str, line: bytes, kind: type[_Line]) -> _Line:

@@ -10,15 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mokbench.regression.agreement import not_comparable, refuse_disagreeing
 from mokbench.regression.history import History, base_of
 from mokbench.regression.history_lines import WINDOW
-from mokbench.regression.launch import (
-    MARKS,
-    NO_GATE,
-    Launch,
-    Readings,
-    not_comparable,
-)
+from mokbench.regression.launch import MARKS, NO_GATE, Launch, Mark, Measured, Readings
 from mokbench.regression.levels import Series
 from mokbench.regression.shift import Floats, against_history, between
 from mokbench.regression.verdict import ORDER, Call, Limits, Verdict, decide
@@ -34,7 +29,7 @@ class Judged:
 
     series: Series
     call: Call
-    mark: str = ""
+    mark: Mark = ""
     base_value: float | None = None
     value: float | None = None
     again: bool = False
@@ -59,24 +54,24 @@ class Judged:
 def judge_history(
     history: History, candidates: Sequence[Launch], metrics: Sequence[str], limits: Limits
 ) -> list[Judged]:
-    """Judge candidates (one machine and method version) against a history, worst first."""
-    series, digests, marks = _series(candidates, metrics)
+    """Judge candidates (one machine and method version) against a history, worst first.
+
+    ResultsError for candidates that did not measure the same.
+    """
+    series, measured = _series(candidates, metrics)
     base = base_of(
         history,
         series,
-        digests,
+        measured,
         method_version=candidates[0].method_version,
         leave_out=[launch.launch for launch in candidates],
     )
-    found = _side(candidates, series, digests)
-    calls = _calls(base, found, marks, limits, two_sided=False, launch_noise=None)
-    judged = [
-        Judged(one, call, mark, _median(base.values[i]), _median(found.values[i]))
-        for i, (one, call, mark) in enumerate(zip(series, calls, marks, strict=True))
-    ]
+    found = _side(candidates, series, measured)
+    calls = _calls(base, found, measured, limits, two_sided=False, launch_noise=None)
+    judged = _judged(series, calls, measured, base, found)
     seen = _seen(history.launches)
     known = {cell for launch in history.launches for cell in launch.ids}
-    judged = [_new(one, digest, seen, known) for one, digest in zip(judged, digests, strict=True)]
+    judged = [_new(one, what, seen, known) for one, what in zip(judged, measured, strict=True)]
     failed = Counter(
         cell
         for one in candidates
@@ -94,21 +89,22 @@ def judge_sides(
     limits: Limits,
     launch_noise: float | None = None,
 ) -> list[Judged]:
-    """Judge side B against side A, cell by cell, worst first; both sides may be few launches."""
-    series, digests, marks = _series(b, metrics)
-    base, found = _side(a, series, digests), _side(b, series, digests)
-    calls = _calls(base, found, marks, limits, two_sided=True, launch_noise=launch_noise)
-    judged = [
-        Judged(one, call, mark, _median(base.values[i]), _median(found.values[i]))
-        for i, (one, call, mark) in enumerate(zip(series, calls, marks, strict=True))
-    ]
+    """Judge side B against side A, cell by cell, worst first; both sides may be few launches.
+
+    ResultsError for launches of one side that did not measure the same.
+    """
+    refuse_disagreeing(a)
+    series, measured = _series(b, metrics)
+    base, found = _side(a, series, measured), _side(b, series, measured)
+    calls = _calls(base, found, measured, limits, two_sided=True, launch_noise=launch_noise)
+    judged = _judged(series, calls, measured, base, found)
     seen = _seen(a)
     judged = [
         _with_why(one, why)
         if one.call.base_n == 0
-        and (why := not_comparable(digest, seen.get(one.series[0], set()), "A"))
+        and (why := not_comparable(what, seen.get(one.series[0], set()), "A"))
         else one
-        for one, digest in zip(judged, digests, strict=True)
+        for one, what in zip(judged, measured, strict=True)
         if one.call.base_n or one.series[0] in seen
     ]
     return worst_first(judged)
@@ -130,14 +126,14 @@ def worst_first(judged: Sequence[Judged]) -> list[Judged]:
 def _calls(
     base: Readings,
     found: Readings,
-    marks: Sequence[str],
+    measured: Sequence[Measured],
     limits: Limits,
     *,
     two_sided: bool,
     launch_noise: float | None,
 ) -> list[Call]:
-    calls: list[Call | None] = [None] * len(marks)
-    gating = np.array([mark not in NO_GATE for mark in marks], dtype=np.bool_)
+    calls: list[Call | None] = [None] * len(measured)
+    gating = np.array([mark not in NO_GATE for _, mark in measured], dtype=np.bool_)
     for family in (gating, ~gating):
         at = np.flatnonzero(family)
         if not at.size:
@@ -154,41 +150,57 @@ def _calls(
     return [call for call in calls if call is not None]
 
 
+def _judged(
+    series: Sequence[Series],
+    calls: Sequence[Call],
+    measured: Sequence[Measured],
+    base: Readings,
+    found: Readings,
+) -> list[Judged]:
+    return [
+        Judged(one, call, mark, _median(base.values[i]), _median(found.values[i]))
+        for i, (one, call, (_, mark)) in enumerate(zip(series, calls, measured, strict=True))
+    ]
+
+
 def _series(
     launches: Sequence[Launch], metrics: Sequence[str]
-) -> tuple[list[Series], list[str], list[str]]:
-    """Series that some launch has a value of, each with what it measured and its mark."""
-    found: dict[Series, tuple[str, str]] = {}
+) -> tuple[list[Series], list[Measured]]:
+    """Series that some launch has a value of, each with what all of them measured."""
+    refuse_disagreeing(launches)
+    found: dict[Series, Measured] = {}
     for launch in launches:
         for metric in metrics:
             for i, value in enumerate(launch.values.get(metric, [])):
                 if value is not None:
-                    told = (launch.digests[i], launch.marks[i])
-                    found.setdefault((launch.ids[i], metric), told)
-    return list(found), [digest for digest, _ in found.values()], [m for _, m in found.values()]
+                    found[launch.ids[i], metric] = launch.digests[i], launch.marks[i]
+    return list(found), list(found.values())
 
 
-def _side(launches: Sequence[Launch], series: Sequence[Series], digests: Sequence[str]) -> Readings:
+def _side(
+    launches: Sequence[Launch], series: Sequence[Series], measured: Sequence[Measured]
+) -> Readings:
     found = Readings.empty(len(series), len(launches))
     for j, launch in enumerate(launches):
         for i, (cell, metric) in enumerate(series):
-            reading = launch.reading(cell, metric, digests[i])
+            reading = launch.reading(cell, metric, *measured[i])
             if reading is not None:
                 found.put(i, j, reading)
     return found
 
 
-def _seen(launches: Sequence[Launch]) -> dict[str, set[str]]:
+def _seen(launches: Sequence[Launch]) -> dict[str, set[Measured]]:
     """What each id was in these launches, where it was measured."""
-    found: dict[str, set[str]] = {}
+    found: dict[str, set[Measured]] = {}
     for launch in launches:
-        for cell, digest, status in zip(launch.ids, launch.digests, launch.status, strict=True):
-            if status == "ok":
-                found.setdefault(cell, set()).add(digest)
+        for cell, measured in launch.measured().items():
+            found.setdefault(cell, set()).add(measured)
     return found
 
 
-def _new(one: Judged, digest: str, seen: dict[str, set[str]], known: set[str]) -> Judged:
+def _new(
+    one: Judged, measured: Measured, seen: dict[str, set[Measured]], known: set[str]
+) -> Judged:
     """Say why there is no base: a new id, one that only failed, or another thing under it."""
     if one.call.base_n or one.call.verdict is not Verdict.INSUFFICIENT:
         return one
@@ -197,7 +209,7 @@ def _new(one: Judged, digest: str, seen: dict[str, set[str]], known: set[str]) -
         why = "new in the history"
     elif cell not in seen:
         why = "failed or unsupported whenever the history has it"
-    elif other := not_comparable(digest, seen[cell], "the history"):
+    elif other := not_comparable(measured, seen[cell], "the history"):
         why = other
     else:
         why = "the history has no unflagged value of it since its level"
@@ -229,14 +241,14 @@ def _lost(
         and launch.method_version == version
         and launch.config in configs
     ][-WINDOW:]
-    marks = {
-        (cell, metric): launch.marks[i]
-        for launch in before
-        for metric, column in launch.values.items()
-        if metric in metrics
-        for i, cell in enumerate(launch.ids)
-        if column[i] is not None
-    }
+    marks: dict[Series, Mark] = {}
+    for launch in before:
+        for metric in metrics:
+            for i, value in enumerate(launch.values.get(metric, [])):
+                # One launch on a shared GPU takes no series out of the gate.
+                known = marks.get((launch.ids[i], metric), NO_GATE[0])
+                if value is not None and known in NO_GATE:
+                    marks[launch.ids[i], metric] = launch.marks[i]
     status = _worst_status(candidates)
     lost = {
         series: _gone(series, mark, status.get(series[0]))
@@ -260,7 +272,7 @@ def _worst_status(launches: Sequence[Launch]) -> dict[str, str]:
     return found
 
 
-def _gone(series: Series, mark: str, status: str | None) -> Judged:
+def _gone(series: Series, mark: Mark, status: str | None) -> Judged:
     kinds = {"failed": Verdict.FAILED, "unsupported": Verdict.UNSUPPORTED}
     verdict = kinds.get(status or "", Verdict.MISSING)
     why = {

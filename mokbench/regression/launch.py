@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -21,7 +21,7 @@ from mokbench.results import RunFolder
 from mokbench.row_checks import not_positive
 from mokbench.run_checks import refuse_repeated
 
-HISTORY_VERSION = 1
+HISTORY_VERSION = 2
 # All are "less is better". Bytes and FLOPs follow from the config and have no noise to test.
 METRICS = (
     "step_time_us",
@@ -35,6 +35,8 @@ METRICS = (
 CLOCKED = "step_time_us"
 
 Mark = Literal["", "shared", "oversubscribed", "host"]
+# What makes two values comparable: the digest of a cell, and the mark of its row.
+Measured = tuple[str, Mark]
 MARKS: dict[str, str] = {
     "shared": SHARED_GPU,
     "oversubscribed": "oversubscribed host: more busy threads than cores",
@@ -79,6 +81,8 @@ class Launch(Figures):
             raise ValueError("columns of different lengths")
         if len(set(self.ids)) != len(self.ids):
             raise ValueError("an id stands in it twice")
+        if set().union(*self.flags.values()).difference(self.ids):
+            raise ValueError("flags a cell that is not in it")
         for name, column in {**self.values, "clock_mhz": self.clock_mhz}.items():
             for cell, status, value in zip(self.ids, self.status, column, strict=True):
                 if value is not None and status != "ok" and name in self.values:
@@ -129,13 +133,18 @@ class Launch(Figures):
             **columns,
         )
 
-    def reading(self, cell: str, metric: str, digest: str) -> tuple[float, float] | None:
-        """Value and SM clock (MHz; NaN where it is not the value's own) of a cell of ``digest``.
+    def reading(
+        self, cell: str, metric: str, digest: str, mark: Mark = ""
+    ) -> tuple[float, float] | None:
+        """Value and SM clock (MHz; NaN where it is not the value's own) of what a cell measured.
 
-        Null where the launch has none, or measured something else under that id, or may have.
+        Null where the launch has none, or measured something else under that id, or may have, or
+        in a way whose values are marked otherwise.
         """
         at = self._place.get(cell)
         if at is None or self.digests[at] != digest or metric not in self.values:
+            return None
+        if self.marks[at] != mark:
             return None
         if lacks_defaults(digest):
             return None
@@ -144,10 +153,29 @@ class Launch(Figures):
             return None
         return value, math.nan if clock is None or metric != CLOCKED else clock
 
-    def has(self, cell: str, metric: str) -> bool:
-        """Whether the launch has a value of a cell, whatever its options were."""
+    def has(self, cell: str, metric: str, mark: str | None = None) -> bool:
+        """Whether the launch has a value of a cell, whatever its options were.
+
+        ``mark``: whether it has one of that mark; null for any.
+        """
         at = self._place.get(cell)
-        return at is not None and metric in self.values and self.values[metric][at] is not None
+        if at is None or metric not in self.values or self.values[metric][at] is None:
+            return False
+        return mark in (None, self.marks[at])
+
+    def mark_of(self, cell: str) -> Mark:
+        """Mark of a cell that the launch has. Raises KeyError for one that it has not."""
+        return self.marks[self._place[cell]]
+
+    def measured(self) -> dict[str, Measured]:
+        """What each ok cell measured, and its mark."""
+        return {
+            cell: (digest, mark)
+            for cell, digest, mark, status in zip(
+                self.ids, self.digests, self.marks, self.status, strict=True
+            )
+            if status == "ok"
+        }
 
     @cached_property
     def _place(self) -> dict[str, int]:
@@ -203,18 +231,6 @@ def _mark(record: Record) -> Mark:
 def _digest(record: Record) -> str:
     """What was measured: the cell's content, and its routes where they are known."""
     return f"{record.cell_digest or '-'}.{(record.routing_digest or '-')[:12]}"
-
-
-def not_comparable(digest: str, others: Collection[str], where: str) -> str | None:
-    """Why nothing of ``others``, the digests of ``where``, goes with ``digest``, or None."""
-    if digest in others and not lacks_defaults(digest):
-        return None
-    if any(map(lacks_defaults, [digest, *others])):
-        return (
-            "not comparable: stored by an older mokbench, whose digest leaves out options that had "
-            "defaults, and defaults change"
-        )
-    return f"its options or routing are not what {where} measured under this id"
 
 
 def _short(value: float | None) -> float | None:

@@ -1,23 +1,41 @@
 """Accepted levels of a machine's history, and what its flags say since them."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
+
+from pydantic import Field, field_validator
 
 from mokbench import moment
 from mokbench.figures import Figures
 from mokbench.moment import Moment
-from mokbench.regression.launch import HISTORY_VERSION, Launch
+from mokbench.regression.launch import HISTORY_VERSION, Launch, Mark
 
 Series = tuple[str, str]
+# A series and the mark of its values: a level of shared rows says nothing of those that gate.
+Marked = tuple[str, str, Mark]
 
 
 class Level(Figures):
-    """A person's word that the level from ``launches`` on is the new normal of ``series``."""
+    """A person's word that the level from ``launches`` on is the new normal of ``series``.
+
+    ``lines`` launches were in the file when it was accepted, in the order that ``order`` hashes:
+    which of them are from before the level is a matter of their time.
+    """
 
     history_version: int = HISTORY_VERSION
     when: Moment
     reason: str
-    launches: list[str]
-    series: list[Series]
+    launches: list[str] = Field(min_length=1)
+    series: list[Marked] = Field(min_length=1)
+    lines: int = Field(0, ge=0)
+    order: str = ""
+
+    @field_validator("reason")
+    @classmethod
+    def _says_something(cls, reason: str) -> str:
+        if not reason.strip():
+            raise ValueError("is empty: why the level was accepted must be said")
+        return reason
 
 
 def new_level(reason: str, launches: Sequence[Launch], series: Sequence[Series]) -> Level:
@@ -26,13 +44,22 @@ def new_level(reason: str, launches: Sequence[Launch], series: Sequence[Series])
         when=moment.now(),
         reason=reason,
         launches=[launch.launch for launch in launches],
-        series=list(series),
+        series=[(*one, _mark(launches, one)) for one in series],
     )
 
 
-def newest_levels(levels: Iterable[Level]) -> dict[Series, Level]:
+def _mark(launches: Sequence[Launch], series: Series) -> Mark:
+    return next(launch.mark_of(series[0]) for launch in launches if launch.has(*series))
+
+
+def order_of(lines: Sequence[str]) -> str:
+    """Hash of the names of launches in the order of their lines."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def newest_levels(levels: Iterable[Level]) -> dict[Marked, Level]:
     """Newest level of each series."""
-    return {(cell, metric): level for level in levels for cell, metric in level.series}
+    return {marked: level for level in levels for marked in level.series}
 
 
 def counting(levels: Iterable[Level]) -> list[Level]:
@@ -53,42 +80,53 @@ def good_commit(launches: Sequence[Launch], levels: Sequence[Level]) -> str | No
     return found[-1] if found else None
 
 
-def open_faster(launches: Iterable[Launch], levels: Sequence[Level]) -> set[Series]:
+def open_faster(launches: Iterable[Launch], levels: Sequence[Level]) -> set[Marked]:
     """Series whose newest launch is flagged FASTER and in no newer accepted level."""
     newest = newest_levels(levels)
-    found: set[Series] = set()
+    found: set[Marked] = set()
     for launch in launches:
-        found = {series for series in found if not launch.has(*series)}
+        found = {marked for marked in found if not launch.has(*marked)}
         found |= {
-            (cell, metric)
-            for metric, cells in launch.flags.items()
-            for cell, verdict in cells.items()
-            if verdict == "FASTER" and not _accepted(launch, (cell, metric), newest)
+            marked
+            for marked, verdict in _flags(launch)
+            if verdict == "FASTER" and not _accepted(launch, marked, newest)
         }
     return found
 
 
 def was_good(
-    commit: str | None, series: Series, launches: Sequence[Launch], levels: Sequence[Level]
+    commit: str | None,
+    series: Series,
+    launches: Sequence[Launch],
+    levels: Sequence[Level],
+    mark: Mark = "",
 ) -> bool:
     """Whether the launches of ``commit`` are base of ``series``: its level, none flagged."""
+    marked = (*series, mark)
     newest = newest_levels(levels)
     position = {launch.launch: i for i, launch in enumerate(launches)}
-    since = first_of(newest[series], position) if series in newest else -1
+    since = first_of(newest[marked], position) if marked in newest else -1
     at = [x for i, x in enumerate(launches) if x.commit == commit and i >= since]
-    at = [x for x in at if x.has(*series)]
-    return bool(commit and at) and not any(series in _slow_flags(x, newest) for x in at)
+    at = [x for x in at if x.has(*marked)]
+    return bool(commit and at) and not any(marked in _slow_flags(x, newest) for x in at)
 
 
-def _slow_flags(launch: Launch, levels: dict[Series, Level]) -> set[Series]:
-    """Series that were called anything but FASTER in a launch and not accepted since."""
-    return {
-        (cell, metric)
+def _flags(launch: Launch) -> list[tuple[Marked, str]]:
+    return [
+        ((cell, metric, launch.mark_of(cell)), verdict)
         for metric, cells in launch.flags.items()
         for cell, verdict in cells.items()
-        if verdict != "FASTER" and not _accepted(launch, (cell, metric), levels)
+    ]
+
+
+def _slow_flags(launch: Launch, levels: dict[Marked, Level]) -> set[Marked]:
+    """Series that were called anything but FASTER in a launch and not accepted since."""
+    return {
+        marked
+        for marked, verdict in _flags(launch)
+        if verdict != "FASTER" and not _accepted(launch, marked, levels)
     }
 
 
-def _accepted(launch: Launch, series: Series, levels: dict[Series, Level]) -> bool:
-    return series in levels and launch.launch in levels[series].launches
+def _accepted(launch: Launch, marked: Marked, levels: dict[Marked, Level]) -> bool:
+    return marked in levels and launch.launch in levels[marked].launches

@@ -16,7 +16,7 @@ from mokbench.regression.judge import Judged
 from mokbench.regression.launch import MARKS
 from mokbench.regression.verdict import ORDER, Verdict
 from mokbench.report import units
-from mokbench.report.shown_text import escaped
+from mokbench.report.shown_text import escaped, visible
 
 # GitHub's limits: bytes of the summaries of one step, characters of one comment.
 SUMMARY_BYTES = 1024 * 1024
@@ -93,10 +93,14 @@ def table(judged: Sequence[Judged], explain: bool, most: int = _MOST_LINES) -> T
     shown = chosen if explain else chosen[:most]
     for one in shown:
         style = _STYLES.get(one.call.verdict, "") if one.gates else "dim"
-        drawn.add_row(Text(one.call.verdict, style), *map(Text, (*_cells(one)[1:], one.words)))
+        drawn.add_row(Text(one.call.verdict, style), *map(_text, (*_cells(one)[1:], one.words)))
     if len(chosen) > len(shown):
         drawn.caption = _LEFT_OUT.format(len(chosen) - len(shown))
     return drawn
+
+
+def _text(text: str) -> Text:
+    return Text(visible(text))
 
 
 def _worth_a_look(one: Judged) -> bool:

@@ -14,6 +14,7 @@ from rich.text import Text
 from mokbench.report import document, units
 from mokbench.report.document import Section
 from mokbench.report.rows import Rows
+from mokbench.report.shown_text import visible
 from mokbench.report.tables import Column, Table
 
 _GAP = 2
@@ -78,9 +79,9 @@ class TerminalReport:
         self, section: Section, width: int, left_out: dict[str, None]
     ) -> Iterator[RenderableType]:
         if section.title:
-            yield Text(section.title, style="bold underline")
+            yield _text(section.title, "bold underline")
         for line in section.lines:
-            yield Text(line)
+            yield _text(line)
         for table in section.tables[: self._max_tables]:
             yield from _table(table, width, left_out)
         more = len(section.tables) - self._max_tables
@@ -93,7 +94,7 @@ class TerminalReport:
 
 def _table(table: Table, width: int, left_out: dict[str, None]) -> Iterator[RenderableType]:
     yield Text()
-    yield Text(table.title, style="bold")
+    yield _text(table.title, "bold")
     for line in table.about:
         yield _indented(line, "dim")
     for place, part in enumerate(_fit(table, width, left_out) if table.cells else ()):
@@ -106,8 +107,13 @@ def _table(table: Table, width: int, left_out: dict[str, None]) -> Iterator[Rend
         yield _indented(f"{more} more; --format markdown has them all.")
 
 
+def _text(text: str, style: str = "") -> Text:
+    """Text of others does nothing to the terminal: rich lets ESC through."""
+    return Text(visible(text), style=style)
+
+
 def _indented(line: str, style: str = "") -> Padding:
-    return Padding(Text(line, style=style), (0, 0, 0, _GAP), expand=False)
+    return Padding(_text(line, style), (0, 0, 0, _GAP), expand=False)
 
 
 def _without_trailing_blanks(segments: Iterable[Segment]) -> Iterator[Segment]:
@@ -194,12 +200,12 @@ def _draw(table: Table, width: int) -> RichTable:
     for (column, _), width, lines in zip(columns, widths, headings, strict=True):
         # Words may fold; a folded figure would be misread.
         drawn.add_column(
-            Text("\n" * (height - len(lines)) + "\n".join(lines)),
+            _text("\n" * (height - len(lines)) + "\n".join(lines)),
             justify="right" if column.right else "left",
             no_wrap=column.right,
             overflow="fold",
             width=width,
         )
     for row in table.cells:
-        drawn.add_row(*(Text(cell) for cell in row))
+        drawn.add_row(*map(_text, row))
     return drawn

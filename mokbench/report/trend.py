@@ -7,7 +7,7 @@ from typing import Any
 from mokbench.regression import change_points
 from mokbench.regression.history import History
 from mokbench.regression.history_folders import machine_name
-from mokbench.regression.launch import MARKS, METRICS, Launch
+from mokbench.regression.launch import MARKS, METRICS, Launch, Measured
 from mokbench.regression.levels import Series
 from mokbench.report import units
 from mokbench.report.tables import Column, Table
@@ -65,24 +65,20 @@ class Trend:
 def trends(history: History, metrics: Sequence[str] = METRICS) -> list[Trend]:
     """All series of the newest method version, those with a late change or verdict first.
 
-    A series goes back as far as its cell measured the same: other options or another routing
-    under the same id are another series and left out.
+    A series goes back as far as its cell measured the same: other options, another routing or
+    another mark under the same id are another series and left out.
     """
     if not history.launches:
         return []
     version = history.launches[-1].method_version
     launches = [one for one in history.launches if one.method_version == version]
-    digests: dict[str, str] = {}
+    newest: dict[str, Measured] = {}
     for launch in launches:
-        digests |= {
-            cell: digest
-            for cell, digest, status in zip(launch.ids, launch.digests, launch.status, strict=True)
-            if status == "ok"
-        }
+        newest |= launch.measured()
     points: dict[Series, list[tuple[Launch, int]]] = {}
     for launch in launches:
         for i, cell in enumerate(launch.ids):
-            if launch.digests[i] != digests.get(cell):
+            if (launch.digests[i], launch.marks[i]) != newest.get(cell):
                 continue
             for metric in metrics:
                 column = launch.values.get(metric)
@@ -108,14 +104,16 @@ def _trend(series: Series, points: Sequence[tuple[Launch, int]], history: Histor
         )
         for i, point in enumerate(at)
     ]
+    mark = points[-1][0].mark_of(cell)
     accepted = [
         Accepted(min(known), level.reason)
         for level in history.levels
-        if series in level.series and (known := [place[x] for x in level.launches if x in place])
+        if (*series, mark) in level.series
+        and (known := [place[x] for x in level.launches if x in place])
     ]
     return Trend(
         series=series,
-        mark=points[-1][0].marks[points[-1][1]],
+        mark=mark,
         created=tuple(launch.created for launch in launches),
         commits=tuple(launch.commit for launch in launches),
         values=tuple(values),
