@@ -128,6 +128,11 @@ class GemmCost:
     cycles: float
 
 
+def with_spread(mean: float) -> float:
+    """Rows of an expert where random routing gives ``mean`` on the average: a deviation more."""
+    return mean + sqrt(mean)
+
+
 def planned_rows(work: Workload) -> float:
     """Rows of an expert to choose tiles for: what balanced routing gives, and a deviation more.
 
@@ -135,7 +140,7 @@ def planned_rows(work: Workload) -> float:
     need a second one, which takes as long as the first where reading the weights does.
     """
     mean = work.tokens_per_rank * work.ranks * work.model.top_k / work.model.experts
-    return mean + sqrt(mean)
+    return with_spread(mean)
 
 
 def gemm_cost(tile_rows: int, rows: float, experts: int, n: int, k: int, num_sms: int) -> GemmCost:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from math import sqrt
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,7 +22,7 @@ from steps import run_steps
 
 from mokbench import jit
 from mokbench.device_kernel import DeviceKernel
-from mokbench.gemm_config import GemmConfig, choose_gemm
+from mokbench.gemm_config import GemmConfig, choose_gemm, with_spread
 from mokbench.grouped_gemm import GroupedGemm
 from mokbench.measure.gpu_timing import StampArgs, start_and_clock
 
@@ -166,8 +165,9 @@ def bench(out: Path) -> dict[str, Any]:
         for kind in ("balanced", "skewed", "ragged") if name in RAGGED else ("balanced",):
             case = Case(experts, rows, n, k, kind)
             # As a system chooses: it knows the mean and that routing spreads around it.
-            spread = sqrt(rows / experts) if kind == "ragged" else 0.0
-            config = choose_gemm(rows / experts + spread, experts, n, k, case.sms)
+            mean = rows / experts
+            planned = with_spread(mean) if kind == "ragged" else mean
+            config = choose_gemm(planned, experts, n, k, case.sms)
             lanes: Lanes = {"ours": case.ours(config), "torch": case.torch(), name_of_peak: peak}
             if kind == "balanced":
                 lanes["quarter"] = case.ours(config, case.sms // 4)

@@ -34,7 +34,6 @@ template <GemmConfig c, class Output>
 struct GemmConsumer {
   using Work = typename Output::Work;
   static constexpr u32 kMaxUnits = c.tile_rows / kRowUnit;
-  static constexpr u32 kHalfSums = c.tile_rows / 2;
   static constexpr u32 kWorkWords = Output::kWorkWords;
   static constexpr u32 kChunkRows = chunk_rows(c);
   static constexpr u32 kChunks = TileChunks<c>::kChunks;
