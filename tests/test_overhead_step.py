@@ -20,7 +20,7 @@ def script(monkeypatch):
 
 @pytest.mark.parametrize("overhead", [1.0, 1.03])
 def test_the_interval_tells_three_percent_at_the_noise_that_was_seen(script, overhead):
-    # Blocks of one side spread by 2.5 % (results/h200/fabric/fabric.json), 4 to 7 % in a run before.
+    # results/h200/fabric/fabric.json: blocks of one side spread by 2.5 %, before by 4 to 7.
     rng = np.random.default_rng(0)
     bare, harness = rng.normal(9700, 0.05 * 9700, (2, script._BLOCKS))
     found = script.overhead_figures(
