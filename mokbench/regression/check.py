@@ -49,7 +49,7 @@ class Checked:
         gating = {one.call.verdict for one in self.judged if one.gates}
         if Verdict.SLOWER in gating and not self.accepted:
             return REGRESSION
-        if Verdict.FAILED in gating:
+        if Verdict.FAILED in gating or any(one.failed for one in self.judged):
             return FAILED
         if strict and (not gating or gating.intersection(UNSETTLED)):
             return UNDECIDED

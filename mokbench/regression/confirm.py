@@ -15,7 +15,7 @@ from pathlib import Path
 from mokbench.errors import ConfigError, MokbenchError
 from mokbench.regression.agreement import refuse_others
 from mokbench.regression.history import History
-from mokbench.regression.judge import Judged, judge_sides, worst_first
+from mokbench.regression.judge import Judged, as_failed, judge_sides, worst_first
 from mokbench.regression.launch import Launch, one_kind
 from mokbench.regression.levels import was_good
 from mokbench.regression.verdict import Call, Limits, Verdict
@@ -92,7 +92,8 @@ def confirm(
 
     def settled(one: Judged) -> Judged:
         if one.series in chosen:
-            return _settled(one, again.get(one.series), plan, history)
+            # That it ran this time does not undo that it failed.
+            return as_failed(_settled(one, again.get(one.series), plan, history))
         return _unmeasured(one) if one.series in left else one
 
     return worst_first([settled(one) for one in judged])
@@ -171,7 +172,8 @@ def _settled(one: Judged, again: Call | None, plan: Confirmation, history: Histo
     told = f"{before.why}; in {plan.rounds} interleaved rounds {again.why}"
     if again.verdict in (Verdict.SLOWER, Verdict.CLOCK):
         return replace(one, call=replace(before, verdict=again.verdict, why=told), again=True)
-    cleared = again.verdict is Verdict.SAME and was_good(
+    is_same = again.verdict is Verdict.SAME and not one.failed
+    cleared = is_same and was_good(
         plan.baseline_commit, one.series, history.launches, history.levels, one.mark
     )
     how = f"cleared against {plan.baseline_commit}" if cleared else "not confirmed, no base yet"
