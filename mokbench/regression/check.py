@@ -1,5 +1,6 @@
 """The CI gate: candidates judged against a history, confirmed, recorded; and its exit code."""
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -138,15 +139,40 @@ def record(checked: Checked) -> Checked:
     Nor are suspects that no confirmation cleared: as base they would hide, from the next check on,
     the slowdown that only needed more launches or another base.
     """
+    launches = _flagged(checked)
+    _warn_of_lost_flags(launches, checked.history)
+    return replace(checked, recorded=checked.history.record(launches, checked.machine))
+
+
+def _flagged(checked: Checked) -> list[Launch]:
     open_ = suspects(checked.judged, checked.limits)
     moved = {
         one.series: str(one.call.verdict)
         for one in [*(one for one in checked.judged if _no_base(one)), *open_]
     }
-    launches = [
+    return [
         launch.model_copy(update={"flags": _flags(moved, launch)}) for launch in checked.launches
     ]
-    return replace(checked, recorded=checked.history.record(launches, checked.machine))
+
+
+def _warn_of_lost_flags(launches: Sequence[Launch], history: History) -> None:
+    """A line is never rewritten: what an earlier check did not call stays base."""
+    there = {launch.launch: launch.flags for launch in history.launches}
+    lost = sorted(
+        {
+            f"{cell} {metric}"
+            for launch in launches
+            if launch.launch in there
+            for metric, cells in launch.flags.items()
+            for cell in set(cells).difference(there[launch.launch].get(metric, ()))
+        }
+    )
+    if lost:
+        warnings.warn(
+            f"{history.folder}: the runs were recorded before, and {len(lost)} series that moved "
+            f"stay base in them, for example {lost[0]}: give every --metric to one check",
+            stacklevel=3,
+        )
 
 
 def _no_base(one: Judged) -> bool:
@@ -164,7 +190,8 @@ def accept(checked: Checked, reason: str) -> Checked:
         raise ConfigError(["--accept: needs a reason, which the charts then show"])
     if not moved:
         raise ConfigError(["--accept: no series is SLOWER, FASTER or CLOCK: nothing to accept"])
-    checked = record(checked)
+    recorded = checked.history.record(_flagged(checked), checked.machine)
+    checked = replace(checked, recorded=recorded)
     checked.history.accept(new_level(reason, checked.launches, [one.series for one in moved]))
     fewest = min(one.call.candidate_n for one in moved)
     return replace(
