@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mokbench.durable import as_results_error
 from mokbench.errors import ConfigError, MokbenchError
 from mokbench.regression.agreement import refuse_others
 from mokbench.regression.history import History
@@ -131,19 +132,22 @@ def config_of(run: RunFolder) -> Path:
     original is gone or differs and the copy would have to guess them.
     """
     meta: RunMeta = run.meta
-    original = (run.path / str(meta.config.get("from_run") or "")).resolve()
+    original = run.path / str(meta.config.get("from_run") or "")
     if _reads_as(original, meta.config_text):
-        return original
+        return original.resolve()
     if "trace" in meta.config_text or ".json" in meta.config_text:
         raise ConfigError(
             [
-                f"{run.path}: its config names other files and is no longer at {original}; "
-                "give --config"
+                f"{run.path}: its config names other files and is no longer at "
+                f"{os.path.normpath(original)}; give --config"
             ]
         )
-    with tempfile.NamedTemporaryFile(
-        "w", suffix=".yaml", prefix=f"{meta.name}-", delete=False, encoding="utf-8"
-    ) as file:
+    with (
+        as_results_error(run.path, "copying its config", "give --config"),
+        tempfile.NamedTemporaryFile(
+            "w", suffix=".yaml", prefix="mokbench-", delete=False, encoding="utf-8"
+        ) as file,
+    ):
         file.write(meta.config_text)
     return Path(file.name)
 
