@@ -258,8 +258,9 @@ def _run(python: Path, side: str, config: Path, ids: Sequence[str], out: Path) -
 
 
 def _environment(side: str) -> dict[str, str]:
-    """The base must not find the candidate's checkout on its path."""
+    """The base must not find the candidate's checkout on its path, nor call itself its commit."""
     environment = dict(os.environ)
     if side == "base":
-        environment.pop("PYTHONPATH", None)
+        for name in ("PYTHONPATH", "MOKBENCH_COMMIT"):
+            environment.pop(name, None)
     return environment
