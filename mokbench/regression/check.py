@@ -81,11 +81,12 @@ def check(
         refuse_unusable(confirmation)
     launches = _launches(runs, commit)
     history = History.of_machine(root, runs[0].meta.machine)
-    own = {launch.launch for launch in launches}
+    given = [launch.launch for launch in launches]
     version = launches[0].method_version
-    others = [x for x in history.launches if x.launch not in own and x.method_version == version]
+    others = [x for x in history.launches if x.launch not in given and x.method_version == version]
     launches = candidates_of(launches, history.recorded, len(others), limits)
     judging = {launch.launch for launch in launches}
+    _warn_of_mixed_code([run for run, name in zip(runs, given, strict=True) if name in judging])
     before = [launch for launch in history.launches if launch.launch not in judging]
     faster = open_faster(before, history.levels)
     judged = [_advised(one, faster) for one in judge_history(history, launches, metrics, limits)]
@@ -120,6 +121,17 @@ def _launches(runs: Sequence[RunFolder], commit: str | None) -> list[Launch]:
     one_kind(launches)
     refuse_copies(launches)
     return launches
+
+
+def _warn_of_mixed_code(runs: Sequence[RunFolder]) -> None:
+    """The median over launches of two commits is neither's, and may hide the slower one."""
+    found = dict.fromkeys("; then ".join(map(str, run.meta.code)) for run in runs if run.meta.code)
+    if len(found) > 1:
+        warnings.warn(
+            f"one verdict is made of runs of {len(found)} states of the code "
+            f"({', '.join(found)}): check those of each apart",
+            stacklevel=3,
+        )
 
 
 def _advised(one: Judged, faster: set[Marked]) -> Judged:
