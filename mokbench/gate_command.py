@@ -25,7 +25,6 @@ from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
 from mokbench.regression.levels import good_commit
 from mokbench.regression.verdict import Limits, Verdict
 from mokbench.report import units
-from mokbench.report.shown_text import visible
 from mokbench.results import RunFolder, open_runs
 from mokbench.run_checks import (
     refuse_stale_key,
@@ -34,6 +33,7 @@ from mokbench.run_checks import (
     refuse_unknown_method,
 )
 from mokbench.say import say
+from mokbench.shown_text import visible
 
 _ENDLESS = 10_000
 

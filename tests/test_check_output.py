@@ -13,7 +13,7 @@ from mokbench.regression import output
 from mokbench.regression.judge import judge_sides
 from mokbench.regression.launch import Launch
 from mokbench.regression.verdict import Limits
-from mokbench.report.shown_text import escaped
+from mokbench.shown_text import escaped
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,7 +9,7 @@ from fake_run import fake_record
 from launches import cell, write_launch
 
 from mokbench.cli import main
-from mokbench.report.shown_text import escaped, visible
+from mokbench.shown_text import escaped, visible
 
 
 def test_escaped_text_is_one_line_without_markup() -> None:

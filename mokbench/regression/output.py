@@ -16,7 +16,7 @@ from mokbench.regression.judge import Judged
 from mokbench.regression.launch import MARKS
 from mokbench.regression.verdict import ORDER, Verdict
 from mokbench.report import units
-from mokbench.report.shown_text import escaped, visible
+from mokbench.shown_text import escaped, visible
 
 # GitHub's limit for the summaries of one step, and what is surely below its 65 536 characters for a
 # comment: docs/ci/github-comment.yml cuts what is longer, and so would take the last line away.
