@@ -42,6 +42,15 @@ def test_junit_and_summaries_name_what_is_wrong(history: Path, tmp_path: Path) -
     assert (tmp_path / "c.md").read_text(encoding="utf-8").startswith("## mokbench check: SLOWER")
 
 
+def test_what_is_accepted_fails_in_no_junit(history: Path, tmp_path: Path) -> None:
+    launches(tmp_path, "slow", 5, start=20, factors=SLOW, seed=2)
+    options = ["--history", history, "--accept", "agreed", "--junit", tmp_path / "j.xml"]
+    assert gate(tmp_path / "slow-*", *options).exit_code == 0
+    root = ElementTree.parse(tmp_path / "j.xml").getroot()
+    assert (root.get("failures"), root.get("skipped")) == ("0", "1")
+    assert "SLOWER: +" in next(root.iter("skipped")).attrib["message"]
+
+
 def test_a_pipe_is_written_to_and_not_replaced(history: Path, ten: Path, tmp_path: Path) -> None:
     pipe, link, told = tmp_path / "pipe", tmp_path / "link", tmp_path / "told.md"
     os.mkfifo(pipe)

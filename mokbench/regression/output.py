@@ -191,17 +191,20 @@ def check_json(checked: Checked, strict: bool) -> dict[str, Any]:
 
 
 def junit(checked: Checked) -> bytes:
-    """JUnit XML: SLOWER fails, FAILED is an error, what is unsettled or may not gate is skipped."""
+    """JUnit XML: SLOWER fails, FAILED is an error, what is unsettled or may not gate is skipped.
+
+    So is SLOWER where it was accepted: it ends with exit code 0.
+    """
     judged = checked.judged
     suite = ElementTree.Element("testsuite", name="mokbench check", tests=str(len(judged)))
-    totals = Counter(kind for one in judged if (kind := _outcome(one)))
+    kinds = [_outcome(one, accepted=bool(checked.accepted)) for one in judged]
+    totals = Counter(kinds)
     suite.set("failures", str(totals["failure"]))
     suite.set("errors", str(totals["error"]))
     suite.set("skipped", str(totals["skipped"]))
-    for one in judged:
+    for one, kind in zip(judged, kinds, strict=True):
         cell, metric = one.series
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(metric), name=_xml(cell))
-        kind = _outcome(one)
         if kind:
             told = ElementTree.SubElement(
                 case, kind, message=_xml(f"{one.call.verdict}: {one.words}")
@@ -212,12 +215,14 @@ def junit(checked: Checked) -> bytes:
     return text
 
 
-def _outcome(one: Judged) -> str:
+def _outcome(one: Judged, accepted: bool) -> str:
     if one.call.verdict in (Verdict.SAME, Verdict.FASTER):
         return ""
-    if one.gates and one.call.verdict is Verdict.SLOWER:
+    if one.gates and one.call.verdict is Verdict.SLOWER and not accepted:
         return "failure"
-    return "error" if one.gates and one.call.verdict is Verdict.FAILED else "skipped"
+    return (
+        "error" if one.failed or (one.gates and one.call.verdict is Verdict.FAILED) else "skipped"
+    )
 
 
 def _xml(text: str) -> str:
