@@ -17,6 +17,7 @@ from mokbench import __version__
 from mokbench.command_group import EXIT_INTERRUPTED, CommandGroup
 from mokbench.errors import ConfigError, MokbenchError, ResultsError
 from mokbench.say import say
+from mokbench.shown_text import visible
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 EXIT_BAD_USAGE = 2
@@ -38,7 +39,7 @@ def main() -> None:
         # A terminal that cannot show a character still shows the rest.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: visible(f"warning: {message}\n")
 
 
 @main.command()

@@ -25,7 +25,6 @@ from mokbench.regression.launch import METRICS, Launch, one_kind, refuse_copies
 from mokbench.regression.levels import good_commit
 from mokbench.regression.verdict import Limits, Verdict
 from mokbench.report import units
-from mokbench.report.shown_text import visible
 from mokbench.results import RunFolder, open_runs
 from mokbench.run_checks import (
     refuse_stale_key,
@@ -34,6 +33,7 @@ from mokbench.run_checks import (
     refuse_unknown_method,
 )
 from mokbench.say import say
+from mokbench.shown_text import visible
 
 _ENDLESS = 10_000
 
@@ -152,12 +152,13 @@ def _write_files(request: CheckRequest, checked: Checked) -> None:
         _write(request.junit, output.junit(checked))
     if request.summary is not None:
         # GitHub's file collects what several commands of a step append.
-        there = request.summary.read_bytes() if request.summary.is_file() else b""
+        with as_results_error(request.summary, "reading", "name a file that can be read"):
+            there = request.summary.read_bytes() if request.summary.is_file() else b""
         room = output.SUMMARY_BYTES - len(there)
-        text = output.markdown(title, first, checked.judged, room, "bytes")
+        text = output.markdown(title, first, checked.judged, room)
         _write(request.summary, there + text.encode()[: max(room, 0)])
     if request.comment is not None:
-        text = output.markdown(title, first, checked.judged, output.COMMENT_CHARS, "chars")
+        text = output.markdown(title, first, checked.judged, output.COMMENT_BYTES)
         _write(request.comment, text.encode())
 
 
@@ -181,7 +182,7 @@ def _show(request: CheckRequest, checked: Checked) -> None:
     if request.format == "json":
         click.echo(json.dumps(output.check_json(checked, request.strict), indent=1))
     elif request.format == "markdown":
-        click.echo(output.markdown("mokbench check", first, checked.judged, 1 << 30, "chars"))
+        click.echo(output.markdown("mokbench check", first, checked.judged, 1 << 30))
     else:
         _print_table(checked.judged, request.explain)
         click.echo(visible(first))
@@ -220,6 +221,7 @@ def compare_command(
             refuse_unknown_method(run)
             refuse_unfinished(run)
             refuse_stale_key(run.path / "run.json", run.meta.machine)
+        refuse_copies([*base, *found])  # on both sides a launch draws them together
     except ResultsError as error:
         if not force:
             raise ResultsError(f"{error}; --force compares all the same") from error
@@ -235,7 +237,7 @@ def compare_command(
     launches = f"{len(found)} against {len(base)}"
     summary = _compared(judged, launches, alone, launch_noise is None)
     if format_ == "markdown":
-        click.echo(output.markdown("mokbench compare", summary, judged, 1 << 30, "chars"))
+        click.echo(output.markdown("mokbench compare", summary, judged, 1 << 30))
         return
     _print_table(judged, explain)
     click.echo(visible(summary))

@@ -28,9 +28,10 @@ def report_command(
         click.echo(report.html_report(folders))
     else:
         OutputConsole().print(report.table(folders))
-        charts = charts or (None if no_charts else folders[0].path / "charts")
+        if charts is None and not no_charts:
+            draw(folders, folders[0].path / "charts")
     if charts is not None:
-        draw(folders, charts)
+        _write_charts(folders, charts)
 
 
 def history_command(root: Path, format_: str, charts: Path | None) -> None:
@@ -53,13 +54,15 @@ def history_command(root: Path, format_: str, charts: Path | None) -> None:
 
 
 def draw(folders: Sequence[RunFolder], where: Path) -> None:
-    """Write the runs' charts into ``where``, and say so or why not."""
+    """Write charts that nobody asked for by name into ``where``, or say why there are none."""
+    try:
+        _write_charts(folders, where)
+    except (OSError, ResultsError) as error:
+        say(f"no charts: {error}")
+
+
+def _write_charts(folders: Sequence[RunFolder], where: Path) -> None:
     from mokbench.report import charts
 
-    try:
-        paths = charts.write(folders, where)
-    except (OSError, ResultsError) as error:
-        say(f"no charts: {error}; name a folder that can be written with --charts")
-        return
-    if paths:
+    if paths := charts.write(folders, where):
         say(f"charts: {where} ({len(paths)} files)")

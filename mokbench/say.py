@@ -4,6 +4,8 @@ import contextlib
 
 import click
 
+from mokbench.shown_text import visible
+
 
 def say(text: str) -> None:
     """Write a line to standard error.
@@ -12,4 +14,4 @@ def say(text: str) -> None:
     """
     # ValueError: the stream is closed.
     with contextlib.suppress(OSError, ValueError):
-        click.echo(text, err=True)
+        click.echo(visible(text), err=True)

@@ -44,8 +44,10 @@ code=0
 $mokbench check "$out"/launch-* "${options[@]}" "$@" || code=$?
 
 # A page that cannot be drawn must not hide what the check found.
-$mokbench report "$out/launch-1" --format html > "$out/report.html" ||
+$mokbench report "$out/launch-1" --format html > "$out/report.html" || {
     echo "warning: no report.html" >&2
+    rm -f "$out/report.html"
+}
 if [ -d "$history" ]; then
     $mokbench report --history "$history" --format html > "$out/history.html" || {
         echo "warning: no history.html" >&2

@@ -1,5 +1,6 @@
 """What check writes for others: JUnit, summaries, comments, JSON."""
 
+import errno
 import json
 import os
 import xml.etree.ElementTree as ElementTree
@@ -12,7 +13,9 @@ from mokbench.regression import output
 from mokbench.regression.judge import judge_sides
 from mokbench.regression.launch import Launch
 from mokbench.regression.verdict import Limits
-from mokbench.report.shown_text import escaped
+from mokbench.shown_text import escaped
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_junit_and_summaries_name_what_is_wrong(history: Path, tmp_path: Path) -> None:
@@ -39,6 +42,15 @@ def test_junit_and_summaries_name_what_is_wrong(history: Path, tmp_path: Path) -
     assert (tmp_path / "c.md").read_text(encoding="utf-8").startswith("## mokbench check: SLOWER")
 
 
+def test_what_is_accepted_fails_in_no_junit(history: Path, tmp_path: Path) -> None:
+    launches(tmp_path, "slow", 5, start=20, factors=SLOW, seed=2)
+    options = ["--history", history, "--accept", "agreed", "--junit", tmp_path / "j.xml"]
+    assert gate(tmp_path / "slow-*", *options).exit_code == 0
+    root = ElementTree.parse(tmp_path / "j.xml").getroot()
+    assert (root.get("failures"), root.get("skipped")) == ("0", "1")
+    assert "SLOWER: +" in next(root.iter("skipped")).attrib["message"]
+
+
 def test_a_pipe_is_written_to_and_not_replaced(history: Path, ten: Path, tmp_path: Path) -> None:
     pipe, link, told = tmp_path / "pipe", tmp_path / "link", tmp_path / "told.md"
     os.mkfifo(pipe)
@@ -56,15 +68,38 @@ def test_a_pipe_is_written_to_and_not_replaced(history: Path, ten: Path, tmp_pat
     assert told.read_text(encoding="utf-8").startswith("## mokbench check")
 
 
+def test_a_summary_that_cannot_be_read_is_bad_usage(
+    history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches(tmp_path, "slow", 3, start=20, factors=SLOW, seed=2)
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    read = Path.read_bytes
+
+    def may_not(path: Path) -> bytes:
+        if path == summary:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", may_not)
+    done = gate(tmp_path / "slow-*", "--history", history, "--summary", summary)
+    assert done.exit_code == 2, done.stderr
+    assert f"{summary}: reading failed: Permission denied; name a file that can be" in done.stderr
+
+
+def test_the_comment_workflow_takes_no_line_away() -> None:
+    text = (ROOT / "docs/ci/github-comment.yml").read_text(encoding="utf-8")
+    assert f"head -c {output.COMMENT_BYTES} " in text
+
+
 def test_markdown_stays_within_the_limits_and_keeps_the_worst(tmp_path: Path) -> None:
     judged = many_judged(tmp_path, 600)
-    for unit, size in (("chars", len), ("bytes", lambda text: len(text.encode()))):
-        text = output.markdown("check", "head", judged, 20_000, unit)
-        assert 19_000 < size(text) <= 20_000
-        lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
-        assert lines[0].startswith("| SLOWER")
-        left = int(text.splitlines()[-1].split()[0])
-        assert len(lines) + left == 600
+    text = output.markdown("check", "head", judged, 20_000)
+    assert 19_000 < len(text.encode()) <= 20_000
+    lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    assert lines[0].startswith("| SLOWER")
+    left = int(text.splitlines()[-1].split()[0])
+    assert len(lines) + left == 600
     assert "@\u200b" in escaped("@everyone")
 
 

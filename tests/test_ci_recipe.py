@@ -55,6 +55,14 @@ def test_the_self_hosted_runner_never_sees_a_fork() -> None:
     assert "head.repo.full_name == github.repository" in job["if"]
 
 
+def test_only_the_main_branch_becomes_base() -> None:
+    jobs = workflow(ROOT / "docs/ci/github-gpu.yml")["jobs"]
+    (gate,) = [step for step in jobs["gate"]["steps"] if "check_regressions" in str(step)]
+    main = "github.ref == 'refs/heads/main'"
+    assert gate["env"]["RECORD"] == f"${{{{ {main} && 'yes' || 'no' }}}}"
+    assert jobs["publish"]["if"] == f"${{{{ !cancelled() && {main} }}}}"
+
+
 def test_the_comment_names_the_other_workflows() -> None:
     names = {workflow(path)["name"] for path in WORKFLOWS}
     listened = triggers(ROOT / "docs/ci/github-comment.yml")["workflow_run"]["workflows"]

@@ -112,6 +112,7 @@ def test_a_report_that_crashes_leaves_the_checks_exit_code(tmp_path: Path, code:
     assert done.returncode == code
     assert "--baseline-commit abc" in done.stdout
     assert "no history.html" in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []  # half a page is none
 
 
 def test_further_options_of_the_script_go_to_the_check(tmp_path: Path) -> None:

@@ -34,6 +34,16 @@ def test_five_launches_a_side_find_a_slowdown_and_what_stayed(tmp_path: Path) ->
     assert (push["base_n"], push["candidate_n"]) == (5, 5)
 
 
+def test_a_launch_on_both_sides_is_refused_or_forced(tmp_path: Path) -> None:
+    """Counted on both sides it draws them together, and a slowdown passes for the same."""
+    launches(tmp_path, "a", 3, noise=0.004, seed=1)
+    launches(tmp_path, "b", 3, noise=0.004, seed=2, factors={"push": 1.05})
+    done = compare(tmp_path / "[ab]-*", tmp_path / "b-*")
+    assert (done.exit_code, done.stdout) == (2, ""), done.output
+    assert "b-0 and b-0 are copies of one launch" in done.stderr
+    assert compare(tmp_path / "[ab]-*", tmp_path / "b-*", "--force").exit_code == 0
+
+
 def test_what_launches_differ_by_anyway_is_ambiguous(tmp_path: Path) -> None:
     launches(tmp_path, "a", 3, noise=0.05, seed=1)
     launches(tmp_path, "b", 3, noise=0.05, seed=2, factors={"push": 1.05})

@@ -111,3 +111,19 @@ def test_a_config_that_is_no_text_any_more_is_not_read(
     config.write_text("name: one\n", newline="\r\n")
     crlf = launches(tmp_path, "crlf", 1, **(told | {"config_text": "name: one\r\n"}))
     assert config_of(crlf[0]) == config
+
+
+@pytest.mark.parametrize("text", ["name: one\n", "routing: [{trace: a.npz}]\n"])
+@pytest.mark.parametrize("told", [{"from_run": "a\0b"}, {"from_run": "loop"}, {}])
+def test_a_config_that_was_nowhere_is_asked_for_or_read_from_the_run(
+    history: Path, tmp_path: Path, base: Path, text: str, told: dict[str, str]
+) -> None:
+    meta = {"name": "a/b", "config_text": text, "config": told}
+    for i in range(3):
+        rows = [cell(system, value) for system, value in CELLS.items()]
+        write_launch(tmp_path / f"same-{i}", rows, 20 + i, **meta)
+    (tmp_path / "same-0" / "loop").symlink_to("loop")
+    options = ["--history", history, "--confirm", "--baseline-python", base]
+    done = gate(tmp_path / "same-*", *options)
+    asked = "trace" in text
+    assert (done.exit_code, "give --config" in done.stderr) == (2 * asked, asked), done.stderr

@@ -102,7 +102,7 @@ def test_output_that_fits_in_part_is_no_success(
     runs = tmp_path / "same-*"
     arguments = {
         "check": ["check", runs, "--history", history, "--explain"],
-        "compare": ["compare", runs, runs],
+        "compare": ["compare", tmp_path / "same-0", tmp_path / "same-[12]"],
         "report": ["report", runs, "--no-charts"],
         "report json": ["report", runs, "--format", "json"],
     }

@@ -9,13 +9,14 @@ from fake_run import fake_record
 from launches import cell, write_launch
 
 from mokbench.cli import main
-from mokbench.report.shown_text import escaped, visible
+from mokbench.shown_text import escaped, visible
 
 
 def test_escaped_text_is_one_line_without_markup() -> None:
     assert escaped("<script>a|b</script>\n# h1") == "\\<script\\>a\\|b\\</script\\> # h1"
     assert escaped("a\r\nb\u2028c &lt;") == "a b c \\&lt;"
     assert "@\u200b" in escaped("@everyone")
+    assert visible("REWOLS\u202e\u2066") == "REWOLS\ufffd\ufffd"
     assert visible("\x1b[31m\x07\x00\x9b\t\n") == "\u241b[31m\u2407\u2400\ufffd\t\n"
 
 

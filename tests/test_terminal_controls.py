@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from launches import CELLS, cell, gate, launches, write_launch
+from runs import mokbench
 
 from mokbench.cli import main
 from mokbench.regression.check import accept, check
@@ -53,3 +54,16 @@ def test_the_reason_of_a_level(history: Path, tmp_path: Path, format_: str) -> N
     accept(check(fast, history), WILD)
     said = shown("report", "--history", history, "--format", format_)
     assert "\u241b" in said
+
+
+def test_errors_and_warnings(ten: Path, tmp_path: Path) -> None:
+    """As a process: the test runner of click takes colours away by itself."""
+    (run,) = launches(tmp_path, "one", 1)
+    meta = json.loads((run.path / "run.json").read_text()) | {"status": WILD}
+    (run.path / "run.json").write_text(json.dumps(meta))
+    (tmp_path / f"two{WILD}").mkdir()
+    for arguments in (("report", run.path), ("report", tmp_path / "*", "--no-charts")):
+        done = mokbench(*arguments)
+        assert done.returncode == 2
+        assert not set("\x1b\x07\x9b") & set(done.stderr), repr(done.stderr)
+    assert f"two{SHOWN}: passed over" in done.stderr

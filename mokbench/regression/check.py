@@ -1,5 +1,6 @@
 """The CI gate: candidates judged against a history, confirmed, recorded; and its exit code."""
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -49,7 +50,7 @@ class Checked:
         gating = {one.call.verdict for one in self.judged if one.gates}
         if Verdict.SLOWER in gating and not self.accepted:
             return REGRESSION
-        if Verdict.FAILED in gating:
+        if Verdict.FAILED in gating or any(one.failed for one in self.judged):
             return FAILED
         if strict and (not gating or gating.intersection(UNSETTLED)):
             return UNDECIDED
@@ -80,11 +81,12 @@ def check(
         refuse_unusable(confirmation)
     launches = _launches(runs, commit)
     history = History.of_machine(root, runs[0].meta.machine)
-    own = {launch.launch for launch in launches}
+    given = [launch.launch for launch in launches]
     version = launches[0].method_version
-    others = [x for x in history.launches if x.launch not in own and x.method_version == version]
+    others = [x for x in history.launches if x.launch not in given and x.method_version == version]
     launches = candidates_of(launches, history.recorded, len(others), limits)
     judging = {launch.launch for launch in launches}
+    _warn_of_mixed_code([run for run, name in zip(runs, given, strict=True) if name in judging])
     before = [launch for launch in history.launches if launch.launch not in judging]
     faster = open_faster(before, history.levels)
     judged = [_advised(one, faster) for one in judge_history(history, launches, metrics, limits)]
@@ -121,6 +123,17 @@ def _launches(runs: Sequence[RunFolder], commit: str | None) -> list[Launch]:
     return launches
 
 
+def _warn_of_mixed_code(runs: Sequence[RunFolder]) -> None:
+    """The median over launches of two commits is neither's, and may hide the slower one."""
+    found = dict.fromkeys("; then ".join(map(str, run.meta.code)) for run in runs if run.meta.code)
+    if len(found) > 1:
+        warnings.warn(
+            f"one verdict is made of runs of {len(found)} states of the code "
+            f"({', '.join(found)}): check those of each apart",
+            stacklevel=3,
+        )
+
+
 def _advised(one: Judged, faster: set[Marked]) -> Judged:
     """Say what a level that nobody accepted leaves open."""
     if one.call.verdict is Verdict.FASTER:
@@ -138,15 +151,40 @@ def record(checked: Checked) -> Checked:
     Nor are suspects that no confirmation cleared: as base they would hide, from the next check on,
     the slowdown that only needed more launches or another base.
     """
+    launches = _flagged(checked)
+    _warn_of_lost_flags(launches, checked.history)
+    return replace(checked, recorded=checked.history.record(launches, checked.machine))
+
+
+def _flagged(checked: Checked) -> list[Launch]:
     open_ = suspects(checked.judged, checked.limits)
     moved = {
         one.series: str(one.call.verdict)
         for one in [*(one for one in checked.judged if _no_base(one)), *open_]
     }
-    launches = [
+    return [
         launch.model_copy(update={"flags": _flags(moved, launch)}) for launch in checked.launches
     ]
-    return replace(checked, recorded=checked.history.record(launches, checked.machine))
+
+
+def _warn_of_lost_flags(launches: Sequence[Launch], history: History) -> None:
+    """A line is never rewritten: what an earlier check did not call stays base."""
+    there = {launch.launch: launch.flags for launch in history.launches}
+    lost = sorted(
+        {
+            f"{cell} {metric}"
+            for launch in launches
+            if launch.launch in there
+            for metric, cells in launch.flags.items()
+            for cell in set(cells).difference(there[launch.launch].get(metric, ()))
+        }
+    )
+    if lost:
+        warnings.warn(
+            f"{history.folder}: the runs were recorded before, and {len(lost)} series that moved "
+            f"stay base in them, for example {lost[0]}: give every --metric to one check",
+            stacklevel=3,
+        )
 
 
 def _no_base(one: Judged) -> bool:
@@ -164,7 +202,8 @@ def accept(checked: Checked, reason: str) -> Checked:
         raise ConfigError(["--accept: needs a reason, which the charts then show"])
     if not moved:
         raise ConfigError(["--accept: no series is SLOWER, FASTER or CLOCK: nothing to accept"])
-    checked = record(checked)
+    recorded = checked.history.record(_flagged(checked), checked.machine)
+    checked = replace(checked, recorded=recorded)
     checked.history.accept(new_level(reason, checked.launches, [one.series for one in moved]))
     fewest = min(one.call.candidate_n for one in moved)
     return replace(

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mokbench.durable import as_results_error
 from mokbench.errors import ConfigError, MokbenchError
 from mokbench.regression.agreement import refuse_others
 from mokbench.regression.history import History
-from mokbench.regression.judge import Judged, judge_sides, worst_first
+from mokbench.regression.judge import Judged, as_failed, judge_sides, worst_first
 from mokbench.regression.launch import Launch, one_kind
 from mokbench.regression.levels import was_good
 from mokbench.regression.verdict import Call, Limits, Verdict
@@ -92,7 +93,8 @@ def confirm(
 
     def settled(one: Judged) -> Judged:
         if one.series in chosen:
-            return _settled(one, again.get(one.series), plan, history)
+            # That it ran this time does not undo that it failed.
+            return as_failed(_settled(one, again.get(one.series), plan, history))
         return _unmeasured(one) if one.series in left else one
 
     return worst_first([settled(one) for one in judged])
@@ -130,19 +132,22 @@ def config_of(run: RunFolder) -> Path:
     original is gone or differs and the copy would have to guess them.
     """
     meta: RunMeta = run.meta
-    original = (run.path / str(meta.config.get("from_run") or "")).resolve()
+    original = run.path / str(meta.config.get("from_run") or "")
     if _reads_as(original, meta.config_text):
-        return original
+        return original.resolve()
     if "trace" in meta.config_text or ".json" in meta.config_text:
         raise ConfigError(
             [
-                f"{run.path}: its config names other files and is no longer at {original}; "
-                "give --config"
+                f"{run.path}: its config names other files and is no longer at "
+                f"{os.path.normpath(original)}; give --config"
             ]
         )
-    with tempfile.NamedTemporaryFile(
-        "w", suffix=".yaml", prefix=f"{meta.name}-", delete=False, encoding="utf-8"
-    ) as file:
+    with (
+        as_results_error(run.path, "copying its config", "give --config"),
+        tempfile.NamedTemporaryFile(
+            "w", suffix=".yaml", prefix="mokbench-", delete=False, encoding="utf-8"
+        ) as file,
+    ):
         file.write(meta.config_text)
     return Path(file.name)
 
@@ -171,7 +176,8 @@ def _settled(one: Judged, again: Call | None, plan: Confirmation, history: Histo
     told = f"{before.why}; in {plan.rounds} interleaved rounds {again.why}"
     if again.verdict in (Verdict.SLOWER, Verdict.CLOCK):
         return replace(one, call=replace(before, verdict=again.verdict, why=told), again=True)
-    cleared = again.verdict is Verdict.SAME and was_good(
+    is_same = again.verdict is Verdict.SAME and not one.failed
+    cleared = is_same and was_good(
         plan.baseline_commit, one.series, history.launches, history.levels, one.mark
     )
     how = f"cleared against {plan.baseline_commit}" if cleared else "not confirmed, no base yet"
@@ -195,7 +201,7 @@ def _check(pythons: dict[str, Path]) -> None:
                 f"({told['base'][0]}); install the base in an environment of its own"
             ]
         )
-    if told["base"][1] != told["candidate"][1]:
+    if not _reads_all(told["candidate"][1], told["base"][1]):
         raise ConfigError(
             [
                 f"--baseline-python {pythons['base']}: its mokbench has method and record version "
@@ -203,6 +209,16 @@ def _check(pythons: dict[str, Path]) -> None:
                 "compare"
             ]
         )
+
+
+def _reads_all(own: str, base: str) -> bool:
+    """Whether this mokbench reads what the base writes, and it means the same.
+
+    A field that was added since is no other figure: with it a nightly gate, whose base is of the
+    night before, would stand still for good.
+    """
+    method, newest = own.split()
+    return base in {f"{method} {older}" for older in range(1, int(newest) + 1)}
 
 
 def _ask(python: Path, side: str) -> tuple[str, str]:
@@ -242,8 +258,9 @@ def _run(python: Path, side: str, config: Path, ids: Sequence[str], out: Path) -
 
 
 def _environment(side: str) -> dict[str, str]:
-    """The base must not find the candidate's checkout on its path."""
+    """The base must not find the candidate's checkout on its path, nor call itself its commit."""
     environment = dict(os.environ)
     if side == "base":
-        environment.pop("PYTHONPATH", None)
+        for name in ("PYTHONPATH", "MOKBENCH_COMMIT"):
+            environment.pop(name, None)
     return environment

@@ -25,6 +25,7 @@ class Judged:
 
     ``base_value`` and ``value`` are medians over the launches, in the metric's unit. ``again``: a
     suspect that was measured again; ``cleared``: and is the same as a base that was good.
+    ``failed``: the cell failed in a candidate, whatever is found out about the others' times.
     """
 
     series: Series
@@ -34,6 +35,7 @@ class Judged:
     value: float | None = None
     again: bool = False
     cleared: bool = False
+    failed: bool = False
 
     @property
     def gates(self) -> bool:
@@ -217,11 +219,17 @@ def _new(
 
 
 def _failing(one: Judged, failed: int, launches: int) -> Judged:
-    """Call a cell that failed in a candidate FAILED; slower in the others is worse and stays."""
-    if not failed or (one.call.verdict is Verdict.SLOWER and one.gates):
+    if not failed:
         return one
     why = f"failed in {failed} of {launches} candidates; the others: {one.call.why}"
-    return replace(one, call=replace(one.call, verdict=Verdict.FAILED, why=why))
+    return as_failed(replace(_with_why(one, why), failed=True))
+
+
+def as_failed(one: Judged) -> Judged:
+    """Call a cell that failed in a candidate FAILED; slower in the others is worse and stays."""
+    if one.failed and (one.call.verdict is not Verdict.SLOWER or one.mark in NO_GATE):
+        return replace(one, call=replace(one.call, verdict=Verdict.FAILED))
+    return one
 
 
 def _lost(

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 from mokbench import moment
 from mokbench.figures import Figures
 from mokbench.moment import Moment
+from mokbench.record import METHOD_VERSION
 from mokbench.regression.launch import HISTORY_VERSION, Launch, Mark
 
 Series = tuple[str, str]
@@ -73,10 +74,14 @@ def first_of(level: Level, position: dict[str, int]) -> int:
 
 
 def good_commit(launches: Sequence[Launch], levels: Sequence[Level]) -> str | None:
-    """Newest commit none of whose launches is flagged, FASTER and accepted ones aside."""
+    """Newest commit none of whose launches is flagged, FASTER and accepted ones aside.
+
+    Of this method version: another one's mokbench cannot be the base of a confirmation.
+    """
     newest = newest_levels(levels)
     bad = {launch.commit for launch in launches if _slow_flags(launch, newest)}
-    found = [x.commit for x in launches if x.commit and x.commit not in bad]
+    own = [x for x in launches if x.method_version == METHOD_VERSION]
+    found = [x.commit for x in own if x.commit and x.commit not in bad]
     return found[-1] if found else None
 
 

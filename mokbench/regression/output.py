@@ -16,11 +16,12 @@ from mokbench.regression.judge import Judged
 from mokbench.regression.launch import MARKS
 from mokbench.regression.verdict import ORDER, Verdict
 from mokbench.report import units
-from mokbench.report.shown_text import escaped, visible
+from mokbench.shown_text import escaped, visible
 
-# GitHub's limits: bytes of the summaries of one step, characters of one comment.
+# GitHub's limit for the summaries of one step, and what is surely below its 65 536 characters for a
+# comment: docs/ci/github-comment.yml cuts what is longer, and so would take the last line away.
 SUMMARY_BYTES = 1024 * 1024
-COMMENT_CHARS = 65_536
+COMMENT_BYTES = 65_000
 _MOST_LINES = 40
 _STYLES = {
     Verdict.SLOWER: "bold red",
@@ -128,11 +129,11 @@ def _value(one: Judged, value: float | None) -> str:
     return units.size(value) if one.series[1].endswith("_bytes") else units.number(value)
 
 
-def markdown(title: str, first: str, judged: Sequence[Judged], limit: int, unit: str) -> str:
-    """Build a GitHub table, worst first, cut so that the whole stays below ``limit``.
+def markdown(title: str, first: str, judged: Sequence[Judged], limit: int) -> str:
+    """Build a GitHub table, worst first, cut so that the whole stays below ``limit`` bytes.
 
-    ``unit``: ``bytes`` of UTF-8 (step summaries) or ``chars`` (comments). SAME series are counted
-    in ``first`` and listed last, so that a cut takes them away before anything else.
+    SAME series are counted in ``first`` and listed last, so that a cut takes them away before
+    anything else.
     """
     lines = [
         f"## {escaped(title)}",
@@ -142,21 +143,17 @@ def markdown(title: str, first: str, judged: Sequence[Judged], limit: int, unit:
         "| " + " | ".join((*_HEADINGS, "why")) + " |",
         "|---|---|---|---:|---:|---:|---:|---|",
     ]
-    size = sum(_size(line, unit) + 1 for line in lines)
+    size = sum(len(line.encode()) + 1 for line in lines)
     # Room for the line that says what was cut.
     spare = len(_LEFT_OUT) + 20
     for number, one in enumerate(judged):
         line = "| " + " | ".join(map(escaped, (*_cells(one), one.words))) + " |"
-        size += _size(line, unit) + 1
+        size += len(line.encode()) + 1
         if size + spare > limit:
             lines += ["", _LEFT_OUT.format(len(judged) - number)]
             break
         lines.append(line)
     return "\n".join(lines) + "\n"
-
-
-def _size(text: str, unit: str) -> int:
-    return len(text.encode()) if unit == "bytes" else len(text)
 
 
 def as_json(judged: Sequence[Judged]) -> list[dict[str, Any]]:
@@ -194,17 +191,20 @@ def check_json(checked: Checked, strict: bool) -> dict[str, Any]:
 
 
 def junit(checked: Checked) -> bytes:
-    """JUnit XML: SLOWER fails, FAILED is an error, what is unsettled or may not gate is skipped."""
+    """JUnit XML: SLOWER fails, FAILED is an error, what is unsettled or may not gate is skipped.
+
+    So is SLOWER where it was accepted: it ends with exit code 0.
+    """
     judged = checked.judged
     suite = ElementTree.Element("testsuite", name="mokbench check", tests=str(len(judged)))
-    totals = Counter(kind for one in judged if (kind := _outcome(one)))
+    kinds = [_outcome(one, accepted=bool(checked.accepted)) for one in judged]
+    totals = Counter(kinds)
     suite.set("failures", str(totals["failure"]))
     suite.set("errors", str(totals["error"]))
     suite.set("skipped", str(totals["skipped"]))
-    for one in judged:
+    for one, kind in zip(judged, kinds, strict=True):
         cell, metric = one.series
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(metric), name=_xml(cell))
-        kind = _outcome(one)
         if kind:
             told = ElementTree.SubElement(
                 case, kind, message=_xml(f"{one.call.verdict}: {one.words}")
@@ -215,12 +215,14 @@ def junit(checked: Checked) -> bytes:
     return text
 
 
-def _outcome(one: Judged) -> str:
+def _outcome(one: Judged, accepted: bool) -> str:
     if one.call.verdict in (Verdict.SAME, Verdict.FASTER):
         return ""
-    if one.gates and one.call.verdict is Verdict.SLOWER:
+    if one.gates and one.call.verdict is Verdict.SLOWER and not accepted:
         return "failure"
-    return "error" if one.gates and one.call.verdict is Verdict.FAILED else "skipped"
+    return (
+        "error" if one.failed or (one.gates and one.call.verdict is Verdict.FAILED) else "skipped"
+    )
 
 
 def _xml(text: str) -> str:

@@ -107,8 +107,9 @@ def between(base: ArrayLike, candidate: ArrayLike, launch_noise: float | None = 
         squares = np.where(n > 1, sd_x**2 * (n - 1), 0.0) + np.where(k > 1, sd_y**2 * (k - 1), 0.0)
         spread = np.where(df > 0, np.maximum(np.sqrt(squares / df), LEAST_SPREAD), np.nan)
         if launch_noise is not None:
-            spread = np.fmax(spread, launch_noise)
-            df = np.where((n > 0) & (k > 0), 1e6, 0.0)
+            told = ~(spread > launch_noise)
+            spread = np.where(told, launch_noise, spread)
+            df = np.where(told, np.where((n > 0) & (k > 0), 1e6, 0.0), df)
         error = spread * np.sqrt(1.0 / n + 1.0 / k)
     return Shifts(mean_y - mean_x, error, df, spread, n, k, np.zeros(len(n)))
 

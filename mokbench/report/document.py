@@ -9,11 +9,11 @@ from mokbench.report import against_deepep, units, wording
 from mokbench.report.against_deepep import deepep_tables
 from mokbench.report.phases import phase_tables
 from mokbench.report.rows import Rows
-from mokbench.report.shown_text import escaped
 from mokbench.report.signaling import min_step_table, signaling_tables
 from mokbench.report.slowdown import slowdown_tables
 from mokbench.report.tables import Table, note_counts, problem_table, uncompared, workload_tables
 from mokbench.run_checks import older_method
+from mokbench.shown_text import escaped
 
 _MAX_NOTES = 10
 

@@ -25,9 +25,9 @@ from mokbench.report.charts import KINDS
 from mokbench.report.document import Section, sections
 from mokbench.report.phases import phase_tables
 from mokbench.report.rows import Rows, gather
-from mokbench.report.shown_text import visible
 from mokbench.results import RunFolder
 from mokbench.run_checks import older_method
+from mokbench.shown_text import visible
 
 TITLES = {
     "step_time": "Step time by system",

@@ -14,8 +14,8 @@ from rich.text import Text
 from mokbench.report import document, units
 from mokbench.report.document import Section
 from mokbench.report.rows import Rows
-from mokbench.report.shown_text import visible
 from mokbench.report.tables import Column, Table
+from mokbench.shown_text import visible
 
 _GAP = 2
 # A name folded to fewer columns can no longer be read.

@@ -2,11 +2,13 @@
 
 # C0 have pictures of their own in Unicode; tab and line ends are layout. The rest has one for all.
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n\r"}
-_VISIBLE = _PICTURES | dict.fromkeys(range(0x7F, 0xA0), 0xFFFD)
+# Marks of the direction of writing show what is behind them in another order than it has.
+_TURNS = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_VISIBLE = _PICTURES | dict.fromkeys((*range(0x7F, 0xA0), *_TURNS), 0xFFFD)
 
 
 def visible(text: str) -> str:
-    """Replace control characters (ESC, BEL, NUL) by what shows that they are there."""
+    """Replace control characters (ESC, BEL, NUL, RLO) by what shows that they are there."""
     return text.translate(_VISIBLE)
 
 
