@@ -65,13 +65,20 @@ def started(*arguments: str | Path, **options) -> Iterator[subprocess.Popen]:
             process.communicate()
 
 
-def worker_processes(pid: int) -> list[psutil.Process]:
+def worker_processes(pid: int, recursive: bool = False) -> list[psutil.Process]:
     """The rank processes a command started, by rank."""
     try:
-        children = psutil.Process(pid).children()
+        children = psutil.Process(pid).children(recursive)
     except psutil.NoSuchProcess:
         return []
-    return [child for child in children if "mokbench.worker" in " ".join(child.cmdline())]
+    return [child for child in children if _is_worker(child)]
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "mokbench.worker" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # it ended since it was listed
+        return False
 
 
 def wait_for_rows(folder: Path, count: int, process: subprocess.Popen, seconds: float = 90) -> None:
@@ -99,7 +106,14 @@ def segments(process: subprocess.Popen) -> set[str]:
 
 def gone(processes: list[psutil.Process], seconds: float = 10) -> bool:
     _, alive = psutil.wait_procs(processes, timeout=seconds)
-    return not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    return not any(map(_still_runs, alive))
+
+
+def _still_runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10) -> bool:

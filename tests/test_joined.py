@@ -7,7 +7,16 @@ import time
 
 import psutil
 import pytest
-from runs import NUM_CELLS, command, gone, statuses, wait_for_rows, wait_until, write_config
+from runs import (
+    NUM_CELLS,
+    command,
+    gone,
+    statuses,
+    wait_for_rows,
+    wait_until,
+    worker_processes,
+    write_config,
+)
 
 from mokbench.results import RunFolder
 
@@ -31,17 +40,12 @@ def test_torchrun_joins_and_writes_one_folder(tmp_path):
     assert told == {"name": "torchrun", "ranks": 2, "nodes": 1}
 
 
-def rank_workers(pid: int) -> list[psutil.Process]:
-    below = psutil.Process(pid).children(recursive=True)
-    return [p for p in below if "mokbench.worker" in " ".join(p.cmdline())]
-
-
 def test_a_rank_killed_under_torchrun_fails_one_row(tmp_path):
     out = tmp_path / "run"
     run = torchrun("run", write_config(tmp_path), "--out", out, "--no-charts")
     process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for_rows(out, 2, process)
-    workers = rank_workers(process.pid)
+    workers = worker_processes(process.pid, recursive=True)
     assert len(workers) == 2
     workers[1].kill()
     _, err = process.communicate(timeout=240)
@@ -64,7 +68,7 @@ def test_killed_agents_take_their_workers_with_them(tmp_path):
         stderr=subprocess.DEVNULL,
     )
     wait_for_rows(out, 2, process)
-    workers = rank_workers(process.pid)
+    workers = worker_processes(process.pid, recursive=True)
     agents = psutil.Process(process.pid).children()
     assert (len(workers), len(agents)) == (2, 2)
     for killed in (psutil.Process(process.pid), *agents):
@@ -129,7 +133,7 @@ def test_a_leading_rank_that_dies_takes_its_agents_along(tmp_path, unused_port):
         subprocess.Popen(run, env=srun_environment(rank, unused_port), **quiet) for rank in range(2)
     ]
     wait_for_rows(out, 2, tasks[0])
-    workers = [w for task in tasks for w in rank_workers(task.pid)]
+    workers = [w for task in tasks for w in worker_processes(task.pid, recursive=True)]
     tasks[0].kill()
     start = time.monotonic()
     assert tasks[1].wait(timeout=30) == 3
