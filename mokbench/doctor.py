@@ -84,8 +84,6 @@ def examine() -> Diagnosis:
 
 def ask(system: str, fabric: str) -> Answer:
     """A system's answer to a cell small enough for any machine: two ranks, one for local."""
-    if fabric == "cuda" and not visible_gpus():
-        return Answer(system, fabric, "no GPU is visible here; set fabric: host")
     work = Workload(
         _MODEL,
         ranks=1 if system == "local" else 2,
@@ -95,6 +93,8 @@ def ask(system: str, fabric: str) -> Answer:
     )
     cell = Cell(f"doctor.{system}", fabric, system, (), work, Regime.ISOLATED)
     try:
+        if fabric == "cuda" and not visible_gpus():
+            return Answer(system, fabric, "no GPU is visible here; set fabric: host")
         return Answer(system, fabric, system_class(system, fabric).supports(cell))
     except Exception as error:
         return Answer(system, fabric, f"could not be read: {reason(error)}")

@@ -19,6 +19,7 @@ from mokbench.doctor_software import host_findings, software_findings
 from mokbench.errors import UnsupportedError
 from mokbench.fabric.mps_processes import MpsProcess
 from mokbench.finding import Finding, State
+from mokbench.gpus import visible_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -383,8 +384,11 @@ def test_broken_machine_still_gives_a_report(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("NVML is not itself")
 
     monkeypatch.setattr(pynvml, "nvmlInit", crash)
+    visible_gpus.cache_clear()  # or it answers from a test before
     diagnosis = examine()
     assert diagnosis.machine is None
+    told = {answer.reason for answer in diagnosis.answers if answer.fabric == "cuda"}
+    assert told == {"could not be read: RuntimeError: NVML is not itself"}
     report = to_json(diagnosis)
     broken = {check["name"]: check for check in report["checks"] if check["state"] == "unreadable"}
     assert broken["machine"]["text"] == "could not be read: RuntimeError: NVML is not itself"
