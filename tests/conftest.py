@@ -1,5 +1,6 @@
 """Fixtures shared by tests that start processes and by tests of the gate."""
 
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -8,6 +9,9 @@ import pytest
 from launches import launches
 
 from mokbench.regression.check import check, record
+
+# A terminal's width, which pytest-xdist hands to its workers, would leave columns out of tables.
+os.environ.pop("COLUMNS", None)
 
 
 @pytest.fixture
