@@ -79,7 +79,7 @@ def test_a_click_on_a_filter_and_on_a_heading(
     grid.get_by_role("button", name="step us (95 % CI)").click()
     steps = opened.figures("cells", "step us")
     assert steps == sorted(steps)
-    assert steps[0] < steps[-1]
+    assert len(set(steps)) == 5  # two rows show the same
     grid.get_by_role("button", name="step us (95 % CI)").click()
     assert opened.figures("cells", "step us") == steps[::-1]
     aligned = "cell => getComputedStyle(cell).textAlign"

@@ -202,6 +202,7 @@ def accept(checked: Checked, reason: str) -> Checked:
         raise ConfigError(["--accept: needs a reason, which the charts then show"])
     if not moved:
         raise ConfigError(["--accept: no series is SLOWER, FASTER or CLOCK: nothing to accept"])
+    # Flags that come too late are no loss here: a new level begins with these launches.
     recorded = checked.history.record(_flagged(checked), checked.machine)
     checked = replace(checked, recorded=recorded)
     checked.history.accept(new_level(reason, checked.launches, [one.series for one in moved]))

@@ -218,7 +218,8 @@ def _reads_all(own: str, base: str) -> bool:
     night before, would stand still for good.
     """
     method, newest = own.split()
-    return base in {f"{method} {older}" for older in range(1, int(newest) + 1)}
+    readable = range(1, int(newest) + 1)
+    return base in [f"{method} {older}" for older in readable]
 
 
 def _ask(python: Path, side: str) -> tuple[str, str]:

@@ -220,9 +220,8 @@ def _outcome(one: Judged, accepted: bool) -> str:
         return ""
     if one.gates and one.call.verdict is Verdict.SLOWER and not accepted:
         return "failure"
-    return (
-        "error" if one.failed or (one.gates and one.call.verdict is Verdict.FAILED) else "skipped"
-    )
+    # A failure gates wherever it ran.
+    return "error" if one.failed or one.call.verdict is Verdict.FAILED else "skipped"
 
 
 def _xml(text: str) -> str:
