@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 RECORD_VERSION = 4
 _OLDEST_RECORD_VERSION = 1
-METHOD_VERSION = 1
+METHOD_VERSION = 2  # since 2 nothing runs behind a pass or phase until all ranks ended it
 
 # What only a measured row may carry: a failed or unsupported row has no performance.
 PERFORMANCE = (

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from launches import SLOW, cell, gate, launches, write_launch
 
 from mokbench.cli import main
-from mokbench.record import RECORD_VERSION
+from mokbench.record import METHOD_VERSION, RECORD_VERSION
 
 VERSION = f'_version":{RECORD_VERSION}'
 
@@ -256,7 +256,7 @@ def _step(**changes: object) -> str:
         ),
         (
             "run.json",
-            lambda text: text.replace('"method_version": 1', '"method_version": "1"', 1),
+            lambda text: re.sub(r'("method_version": )([0-9]+)', r'\1"\2"', text),
             "method_version: Input should be a valid integer",
         ),
     ],
@@ -285,7 +285,7 @@ def test_the_last_attempt_counts_in_whatever_order_lines_stand(tmp_path: Path) -
     [
         ('"status":["ok"', '"status":["failed"', "is failed and has step_time_us"),
         ('"clock_mhz":[1500.0', '"clock_mhz":["1500"', "valid number"),
-        ('"method_version":1', '"method_version":true', "valid integer"),
+        (f'"method_version":{METHOD_VERSION}', '"method_version":true', "valid integer"),
         ('"commit":null', '"commit":null,"commit":null', "commit stands in it twice"),
     ],
 )

@@ -13,6 +13,7 @@ from runs import command
 from mokbench import run_checks
 from mokbench.cli import main
 from mokbench.errors import ResultsError
+from mokbench.record import METHOD_VERSION
 from mokbench.regression.check import check, record
 from mokbench.regression.history import History, folder_of
 from mokbench.regression.launch import Launch
@@ -22,13 +23,15 @@ from mokbench.results import RunFolder
 def test_runs_of_two_machines_or_methods_are_refused(
     history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_checks, "METHOD_VERSION", 2)
+    monkeypatch.setattr(run_checks, "METHOD_VERSION", METHOD_VERSION + 1)
     (one,) = launches(tmp_path, "one", 1)
     (other,) = launches(tmp_path, "two", 1, machine=h200(driver="999"))
     with pytest.raises(ResultsError, match="two machines"):
         check([one, other], history)
-    (newer,) = launches(tmp_path, "new", 1, method_version=2)
-    with pytest.raises(ResultsError, match=r"method version 1 and .* 2"):
+    (newer,) = launches(tmp_path, "new", 1, method_version=METHOD_VERSION + 1)
+    with pytest.raises(
+        ResultsError, match=rf"method version {METHOD_VERSION} and .* {METHOD_VERSION + 1}"
+    ):
         check([one, newer], history)
 
 
@@ -90,9 +93,9 @@ def test_another_gpu_of_the_kind_shares_the_history(history: Path, tmp_path: Pat
 def test_launches_of_another_method_are_no_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_checks, "METHOD_VERSION", 2)
+    monkeypatch.setattr(run_checks, "METHOD_VERSION", METHOD_VERSION + 1)
     root = tmp_path / "history"
-    for run in launches(tmp_path, "old", 10, method_version=2):
+    for run in launches(tmp_path, "old", 10, method_version=METHOD_VERSION + 1):
         record(check([run], root))
     runs = launches(tmp_path, "now", 3, factors={"push": 2.0})
     assert set(verdicts(check(runs, root)).values()) == {"INSUFFICIENT"}

@@ -8,6 +8,7 @@ import pytest
 from launches import SLOW, gate, h200, launches
 from runs import command
 
+from mokbench.record import METHOD_VERSION
 from mokbench.regression.check import accept, check
 from mokbench.regression.history import folder_of
 
@@ -42,7 +43,10 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(history: Path, tmp_path: Path,
 def test_a_method_that_is_not_known_is_refused_in_a_history(history: Path, tmp_path: Path) -> None:
     path = folder_of(history, h200()) / "launches.jsonl"
     text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace('"method_version":1', '"method_version":99', 1), encoding="utf-8")
+    path.write_text(
+        text.replace(f'"method_version":{METHOD_VERSION}', '"method_version":99', 1),
+        encoding="utf-8",
+    )
     launches(tmp_path, "slow", 3, start=20, factors=SLOW)
     done = gate(tmp_path / "slow-*", "--history", history)
     assert (done.exit_code, done.stdout) == (2, "")

@@ -10,6 +10,7 @@ from mokbench import report, run_checks
 from mokbench.cli import main
 from mokbench.code_version import CodeVersion
 from mokbench.figures import SHARED_GPU
+from mokbench.record import METHOD_VERSION
 from mokbench.report import glossary, winners, wording
 from mokbench.report.cells_table import COLUMNS, Cell
 from mokbench.report.charts import KINDS, figures
@@ -405,12 +406,16 @@ def with_method_version(folder: Path, version: int) -> RunFolder:
 def test_an_older_method_version_is_the_runs_and_is_said_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = with_method_version(tmp_path, 1)
+    run = with_method_version(tmp_path, METHOD_VERSION)
     assert "measured with method version" not in page(run).text
-    monkeypatch.setattr(run_checks, "METHOD_VERSION", 2)
+    newer = METHOD_VERSION + 1
+    monkeypatch.setattr(run_checks, "METHOD_VERSION", newer)
     text = page(run).text
-    assert "Method version 1." in text
-    said = "measured with method version 1: what is said here about figures is of version 2"
+    assert f"Method version {METHOD_VERSION}." in text
+    said = (
+        f"measured with method version {METHOD_VERSION}: what is said here about figures is of "
+        f"version {newer}"
+    )
     assert text.index(said) < text.index("Verdict")
     assert f"- {said}" in report.markdown([run])
 
@@ -422,5 +427,5 @@ def test_an_unknown_method_version_is_refused(tmp_path: Path, format_: str, vers
     done = CliRunner().invoke(main, ["report", str(run.path), "--format", format_, "--no-charts"])
     assert done.exit_code == 2
     assert f"{run.path / 'run.json'}: was measured with method version {version}, " in done.stderr
-    assert "knows 1 and cannot say what its figures mean" in done.stderr
+    assert f"knows 1 to {METHOD_VERSION} and cannot say what its figures mean" in done.stderr
     assert done.stdout == ""

@@ -12,7 +12,7 @@ from mokbench import report
 from mokbench.cells import expand
 from mokbench.config import parse
 from mokbench.errors import ResultsError
-from mokbench.record import Record
+from mokbench.record import METHOD_VERSION, Record
 from mokbench.report import wording
 from mokbench.results import RunFolder
 
@@ -235,7 +235,7 @@ def test_json_is_finite_and_complete(tmp_path: Path) -> None:
     run = fake_run(tmp_path / "run")
     found = json.loads(json.dumps(report.json_report([run]), allow_nan=False))
     assert list(found)[:3] == ["method_version", "machine", "cells"]
-    assert found["method_version"] == 1
+    assert found["method_version"] == METHOD_VERSION
     wanted = {"gpu", "gpus", "driver", "cuda", "torch", "nccl", "deep_ep", "cpu", "key"}
     assert wanted <= set(found["machine"])
     assert [cell["id"] for cell in found["cells"]] == [record.id for record in run.records()]
@@ -261,8 +261,10 @@ def test_runs_of_other_machines_or_methods_are_not_mixed(tmp_path: Path) -> None
     other = stored(tmp_path / "b", [row("push", 2.0)], machine=fake_machine(torch="2.14.0"))
     with pytest.raises(ResultsError, match=r"two machines \(torch 2.13.0\+cpu against 2.14.0\)"):
         report.table([first, other])
-    newer = stored(tmp_path / "c", [row("push", 2.0)], method_version=2)
-    with pytest.raises(ResultsError, match=r"method version 1 and .* 2: their figures mean"):
+    newer = stored(tmp_path / "c", [row("push", 2.0)], method_version=METHOD_VERSION + 1)
+    with pytest.raises(
+        ResultsError, match=rf"method version {METHOD_VERSION} and .*: their figures mean"
+    ):
         report.json_report([first, newer])
     with pytest.raises(ResultsError, match="no run"):
         report.markdown([])

@@ -8,7 +8,7 @@ from fake_run import fake_machine, fake_meta, fake_record, fake_samples, measure
 
 from mokbench.errors import ResultsError
 from mokbench.figures import SignalPoint
-from mokbench.record import RECORD_VERSION
+from mokbench.record import METHOD_VERSION, RECORD_VERSION
 from mokbench.results import RunFolder, open_runs
 
 
@@ -133,7 +133,7 @@ def test_resume_refuses_another_machine_or_method(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match=r"another machine \(torch 2.13.0\+cpu against 2.14.0\)"):
         RunFolder.resume(tmp_path / "a", fake_machine(torch="2.14.0"))
     start(tmp_path / "b", method_version=0).close()
-    with pytest.raises(ResultsError, match="method version 0, this mokbench has 1"):
+    with pytest.raises(ResultsError, match=f"method version 0, this mokbench has {METHOD_VERSION}"):
         RunFolder.resume(tmp_path / "b", fake_machine())
 
 

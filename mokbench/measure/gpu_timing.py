@@ -1,8 +1,9 @@
 """Timing on the GPU: CUDA events around a pass whose start all ranks agreed on, on the device.
 
 An isolated pass: the L2 is flushed, a kernel holds the stream until the CPU has queued the whole
-pass and all ranks are there, and two events enclose the pass. The SMs' clocks are read just outside
-the events. A device that is behind the CPU is not held at all, so it does not cool down.
+pass and all ranks are there, and two events enclose the pass; then all ranks meet again, before
+anything else runs. The SMs' clocks are read just outside the events. A device that is behind the
+CPU is not held at all, so it does not cool down.
 """
 
 import ctypes
@@ -102,7 +103,7 @@ class GpuTimer:
             step()
             events[2 * i + 1].record()
             self._stamp(stamps[2 * i + 1])
-            self.release()
+            self._end()
         self._synchronize()
         pairs = zip(events[::2], events[1::2], strict=True)
         duration_us = torch.tensor([a.elapsed_time(b) * 1e3 for a, b in pairs])
@@ -135,7 +136,7 @@ class GpuTimer:
                 events[4 * i + 2 * phase].record()
                 part()
                 events[4 * i + 2 * phase + 1].record()
-                self.release()
+                self._end()
         self._synchronize()
         times = [a.elapsed_time(b) * 1e3 for a, b in zip(events[::2], events[1::2], strict=True)]
         return torch.tensor(times, dtype=torch.float64).reshape(iterations, 2)
@@ -182,6 +183,14 @@ class GpuTimer:
     def release(self) -> None:
         """Let this rank's last ``align`` go: what it holds back is queued."""
         self._go_word[0] = np.uint32(self._value % 2**32).astype(np.int32)
+
+    def _end(self) -> None:
+        """Release what is timed, and let nothing begin behind it before all ranks have ended it.
+
+        Where ranks share a GPU, a flush or the experts of one that is done would slow the others.
+        """
+        self.align()
+        self.release()
 
     def _first_ns(self) -> int:
         """What globaltimer shows now, the least of all ranks; collective."""

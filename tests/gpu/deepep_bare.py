@@ -75,9 +75,12 @@ class BareLoop:
             do_expand=True,
         )
 
+    def _meet(self) -> None:
+        dist.all_reduce(self._flag, group=self._group)
+
     def _align(self) -> None:
         torch.cuda._sleep(SLEEP_CYCLES)
-        dist.all_reduce(self._flag, group=self._group)
+        self._meet()
 
     def passes_us(self, count: int) -> torch.Tensor:
         """Dispatch and combine of ``count`` passes on this rank: float64 [count, 2]."""
@@ -88,11 +91,13 @@ class BareLoop:
             events[4 * i].record()
             rows, _, _, handle, _ = self._dispatch()
             events[4 * i + 1].record()
+            self._meet()  # on a shared GPU what follows would slow those that are not done
             outputs = rows * 0.5  # an expert MLP would have written rows of this size
             self._align()
             events[4 * i + 2].record()
             self._buffer.combine(outputs, handle=handle, num_sms=self._num_sms)
             events[4 * i + 3].record()
+            self._meet()
         torch.cuda.synchronize()
         times = [a.elapsed_time(b) * 1e3 for a, b in zip(events[::2], events[1::2], strict=True)]
         return torch.tensor(times, dtype=torch.float64).reshape(count, 2)
