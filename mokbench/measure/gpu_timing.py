@@ -20,6 +20,7 @@ from mokbench.device_kernel import DeviceKernel
 from mokbench.errors import MokbenchError
 from mokbench.fabric.cuda import MAX_RANKS, CudaFabric
 from mokbench.measure.columns import CLOCK, DURATION, EXPIRED, START
+from mokbench.measure.sm_clock import start_and_clock
 from mokbench.measure.timing import Step
 from mokbench.workload import Regime
 
@@ -67,6 +68,7 @@ class GpuTimer:
         self._fabric = fabric
         properties = torch.cuda.get_device_properties(fabric.device)
         self._num_sms = properties.multi_processor_count
+        self._most_mhz = _most_mhz(fabric.device)
         self._buffer = fabric.allocate(_SEGMENT_BYTES)
         self._value = 0
         self._go = torch.zeros(1, dtype=torch.int32, pin_memory=True)
@@ -107,7 +109,7 @@ class GpuTimer:
         self._synchronize()
         pairs = zip(events[::2], events[1::2], strict=True)
         duration_us = torch.tensor([a.elapsed_time(b) * 1e3 for a, b in pairs])
-        return _block(stamps, duration_us, expired, self._epoch_ns)
+        return _block(stamps, duration_us, expired, self._epoch_ns, self._most_mhz)
 
     def steady(self, step: Step, iterations: int) -> Tensor:
         """See Timer; no flush, no alignment inside. Released when the first pass is queued."""
@@ -122,7 +124,8 @@ class GpuTimer:
         self._stamp(stamps[1])
         self._synchronize()
         period_us = events[0].elapsed_time(events[1]) * 1e3 / iterations
-        return _block(stamps, torch.tensor([period_us]), expired, self._epoch_ns)
+        period = torch.tensor([period_us])
+        return _block(stamps, period, expired, self._epoch_ns, self._most_mhz)
 
     def phases(self, dispatch: Step, compute: Step, combine: Step, iterations: int) -> Tensor:
         """See Timer; dispatch finds a flushed L2, combine what the expert MLPs left."""
@@ -228,13 +231,27 @@ def _stream() -> int:
     return int(torch.cuda.current_stream().cuda_stream)
 
 
-def _block(stamps: Tensor, duration_us: Tensor, expired: Tensor, epoch_ns: int) -> Tensor:
+def _most_mhz(device: torch.device) -> float:
+    """The fastest SM clock that the driver states; infinite where it states none."""
+    from cuda.core import Device
+
+    rate_khz = Device(device.index).properties.clock_rate
+    return rate_khz / 1e3 if rate_khz > 0 else math.inf
+
+
+def _block(
+    stamps: Tensor,
+    duration_us: Tensor,
+    expired: Tensor,
+    epoch_ns: int,
+    most_mhz: float = math.inf,
+) -> Tensor:
     """Columns of a block: when each sample began, how long it took, the SMs' clock, its hold."""
     readings = stamps.cpu().reshape(-1, 2, *stamps.shape[1:])
     samples = torch.empty(len(duration_us), 4, dtype=torch.float64)
     samples[:, DURATION], samples[:, EXPIRED] = duration_us, expired.cpu().double()
     for i, (before, after) in enumerate(readings):
-        samples[i, START], samples[i, CLOCK] = start_and_clock(before, after, epoch_ns)
+        samples[i, START], samples[i, CLOCK] = start_and_clock(before, after, epoch_ns, most_mhz)
     return samples
 
 
@@ -243,16 +260,3 @@ def smallest_step_us(apart_us: Sequence[float]) -> float | None:
     times = sorted([0.0, *apart_us])
     steps = (later - earlier for earlier, later in pairwise(times))
     return min((step for step in steps if step > _ROUNDING_US), default=None)
-
-
-def start_and_clock(before: Tensor, after: Tensor, epoch_ns: int) -> tuple[float, float]:
-    """Start in us since ``epoch_ns``, and MHz from the SMs that both readings [SMs, 2] caught.
-
-    Readings are int64, and differences too: globaltimer counts from 1970, where float64 has steps
-    of 256 ns.
-    """
-    caught = before[:, 1] > 0
-    start_us = (int(before[caught, 1].min()) - epoch_ns) / 1e3 if caught.any() else math.nan
-    both = caught & (after[:, 1] > before[:, 1])
-    cycles, ns = (after[both] - before[both]).double().unbind(dim=1)
-    return start_us, float((cycles / ns).median()) * 1e3 if both.any() else math.nan

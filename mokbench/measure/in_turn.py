@@ -155,10 +155,7 @@ def _iteration_s(samples: np.ndarray, regime: Regime) -> float:
 
 
 def _lowest_clock(samples: np.ndarray, group: RankGroup) -> np.ndarray:
-    """Clock of the slowest GPU in each sample; ranks of one GPU have one clock, so their median.
-
-    Under MPS an SM's number can change between two readings, and then one rank's is far off.
-    """
+    """Clock of the slowest GPU in each sample; ranks of one GPU have one clock, so their median."""
     clocks, share = samples[:, :, CLOCK], group.ranks_per_gpu
     gpus = [np.median(clocks[i : i + share], axis=0) for i in range(0, len(clocks), share)]
     lowest: np.ndarray = np.min(gpus, axis=0)
