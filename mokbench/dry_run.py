@@ -2,6 +2,7 @@
 
 from mokbench import machine
 from mokbench.config import Suite
+from mokbench.elsewhere import refusal_elsewhere
 from mokbench.gpus import Gpus
 from mokbench.output_console import OutputConsole
 from mokbench.plan import plan
@@ -22,10 +23,9 @@ def print_plan(suite: Suite, cells: list[Cell], fabric: str, gpus: Gpus) -> None
 
 def _reason(suite: Suite, cell: Cell, gpus: Gpus) -> str | None:
     """Why a cell cannot run, on the GPUs here or, where there are none, on the cluster's."""
-    elsewhere = suite.cluster.capability if suite.cluster else None
-    return planned_reason(
-        cell, gpus.compute_capability if gpus.visible() else elsewhere
-    ) or refusal(cell)
+    if cell.fabric == "cuda" and suite.cluster and not gpus.visible():
+        return refusal_elsewhere(cell, suite.cluster)
+    return planned_reason(cell, gpus.compute_capability) or refusal(cell)
 
 
 def _not_here(fabric: str, gpus: Gpus) -> str | None:
