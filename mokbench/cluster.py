@@ -47,14 +47,30 @@ class Matching:
         return {"anyOf": [text, {"type": "integer"}]}
 
 
+class Keys:
+    """Tells the JSON schema the form of a mapping's keys, which the key's type checks."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {**handler(core), "propertyNames": {"pattern": f"^(?:{self._pattern})$"}}
+
+
 # What an #SBATCH line can hold as it is: sbatch reads those lines by rules of its own.
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.,:@%/+&|*()\[\]!-]*"
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _LABEL_KEY = r"(?:[a-z0-9][a-z0-9.-]*/)?[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?"
 # Neither a C string nor UTF-8 holds these.
 _NOT_TEXT = r"\x00\ud800-\udfff"
 
 Word = Annotated[str, Matching(_WORD, "one word, without spaces and quotes")]
+Constraint = Annotated[
+    str, Matching(rf"[\[(]*{_WORD}", "node features without spaces and quotes, as in [a|b]&c")
+]
 SbatchOption = Annotated[
     str, Matching(rf"--[a-z][a-z-]*(?:={_WORD})?", "an option of sbatch, as in --mail-type=END")
 ]
@@ -64,9 +80,8 @@ Line = Annotated[
 Value = Annotated[
     str, Matching(rf"[^{_NOT_TEXT}]*", "text or a whole number; put anything else in quotes")
 ]
-VariableName = Annotated[
-    str, Matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
-]
+VariableName = Annotated[str, Matching(_VARIABLE, "the name of an environment variable")]
+Variables = Annotated[dict[VariableName, Value], Keys(_VARIABLE)]
 # No leading dash: ssh would take such a host for an option.
 Host = Annotated[
     str,
@@ -97,7 +112,7 @@ class Slurm(Section):
     account: Word | None = Field(None, description="--account")
     qos: Word | None = Field(None, description="--qos")
     reservation: Word | None = Field(None, description="--reservation")
-    constraint: Word | None = Field(None, description="--constraint")
+    constraint: Constraint | None = Field(None, description="--constraint")
     segment: Count | None = Field(
         None, description="--segment: nodes that lie in one block, as of an NVL72 rack"
     )
@@ -131,10 +146,10 @@ class Kubernetes(Section):
     )
     namespace: Label | None = Field(None, description="default: kubectl's own")
     shm: Quantity = Field("16Gi", description="size of /dev/shm; Kubernetes gives 64Mi")
-    node_selector: dict[LabelKey, LabelValue] = Field(
+    node_selector: Annotated[dict[LabelKey, LabelValue], Keys(_LABEL_KEY)] = Field(
         default_factory=dict, description="labels of the nodes to use"
     )
-    limits: dict[LabelKey, Quantity] = Field(
+    limits: Annotated[dict[LabelKey, Quantity], Keys(_LABEL_KEY)] = Field(
         default_factory=dict, description="more resources of each pod, as in rdma/ib: 8"
     )
     ipc_lock: Switch = Field(False, description="capability IPC_LOCK, which RDMA needs")
@@ -162,9 +177,7 @@ class Cluster(Section):
     )
     venv: Line | None = Field(None, description="virtual environment, at the same path everywhere")
     setup: Many[Line] = Field((), description="shell lines before mokbench, as in module load cuda")
-    env: dict[VariableName, Value] = Field(
-        default_factory=dict, description="environment variables of all ranks"
-    )
+    env: Variables = Field(default_factory=dict, description="environment variables of all ranks")
     workdir: Line | None = Field(
         None, description="working folder on every node; default the one launched from"
     )

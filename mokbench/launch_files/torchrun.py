@@ -8,7 +8,7 @@ from mokbench.launch_files.job import DEFAULT_PORT, Job
 
 _START = """\
 pids=()
-trap 'kill "${pids[@]}" 2>/dev/null || true' EXIT
+trap 'kill "${pids[@]}" 2>/dev/null || true; wait' EXIT
 trap 'exit 130' INT TERM
 
 # -tt: what runs on a host ends with its ssh.
