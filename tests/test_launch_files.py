@@ -12,10 +12,15 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
-from launch_stubs import Stubs, config, rendered, request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from launch_stubs import BASE, Stubs, config, rendered, request
 
+from mokbench.cluster import Cluster
 from mokbench.errors import ConfigError
 from mokbench.launch_command import launch_command
+from mokbench.launch_files import kubernetes
+from mokbench.launch_files.job import Job
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = {
@@ -163,6 +168,7 @@ def test_slurm_asks_for_what_the_config_says(capsys: Any, stubs: Stubs, tmp_path
         "mail-type": "END",
         "requeue": "",
         "no-kill": "",
+        "no-requeue": "",
     }
     done = stubs.run(script, tmp_path, SLURM_JOB_ID="1", SLURM_JOB_NODELIST="x")
     assert done.returncode == 0, done.stderr
@@ -204,6 +210,27 @@ def test_slurm_passes_hostile_text_on_as_it_is(capsys: Any, stubs: Stubs, tmp_pa
     assert environment["SET_UP"] == "yes"
     assert environment["PWD"] == str(tmp_path / HOSTILE)
     assert not list(tmp_path.rglob("pwned"))
+
+
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(value=TEXT, rest=TEXT)
+def test_any_text_reaches_ranks_and_pods(value: str, rest: str) -> None:
+    cluster = {"ranks_per_node": 1, "env": {"X": value}, "k8s": {"image": "i", "claim": "c"}}
+    text = yaml.safe_dump(BASE | {"cluster": cluster, "x-rest": rest}, allow_unicode=True)
+    job = Job("n", "c.yaml", text, 2, Cluster.model_validate(cluster), (rest,), ("x", rest), False)
+    (line,) = job.setup
+    done = subprocess.run(["bash", "-c", f'{line}\nprintf %s "$X"'], capture_output=True)
+    assert done.stdout == value.encode()
+    assert all(line.startswith("#") for line in job.title.split("\n")[:-1])
+    config_map, pytorch_job = yaml.safe_load_all(kubernetes.manifest(job))
+    assert config_map["data"] == {"n.yaml": text}
+    (container,) = pod_of(pytorch_job)["containers"]
+    ran = expanded(container["command"][2], {"X": "wrong"})
+    assert ran.startswith(f"set -e\n{line}\nexec torchrun ")
+    assert shlex.split(ran.rpartition("-m mokbench ")[2])[2:] == [rest]
 
 
 def test_slurm_containers_get_the_setup_inside(capsys: Any, stubs: Stubs, tmp_path: Path) -> None:

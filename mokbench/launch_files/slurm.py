@@ -21,6 +21,9 @@ def script(job: Job) -> str:
         *(f"#SBATCH {option}" for option in _options(job)),
         "# A lost node fails its row, which names it; Slurm need not end the job for it.",
         "#SBATCH --no-kill",
+        "# Started again it would find its run folder there: go on with mokbench launch --resume.",
+        "#SBATCH --no-requeue",
+        *(f"#SBATCH {option}" for option in job.cluster.slurm.options),
         # Not -u: modules and environments of others stumble over it.
         "set -eo pipefail",
         "",
@@ -55,7 +58,6 @@ def _options(job: Job) -> Iterator[str]:
     for name in ("partition", "account", "qos", "reservation", "constraint", "segment"):
         if value := getattr(slurm, name):
             yield f"--{name}={value}"
-    yield from slurm.options
 
 
 def _duration(seconds: float) -> str:
