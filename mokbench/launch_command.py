@@ -111,8 +111,13 @@ def _job(request: LaunchRequest, suite: Suite, cluster: Cluster) -> Job:
 
 
 def _path(path: Path) -> str:
-    """A path that no command takes for an option."""
-    return f"./{path}" if str(path).startswith("-") else str(path)
+    """A path that no command takes for an option. Raises ConfigError where it is no text."""
+    text = f"./{path}" if str(path).startswith("-") else str(path)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes that are no UTF-8
+        raise ConfigError([f"{text!r} is no UTF-8 text; give it another name"]) from None
+    return text
 
 
 def _command(request: LaunchRequest) -> tuple[str, ...]:

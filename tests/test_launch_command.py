@@ -142,6 +142,12 @@ def test_launchers_and_folders_are_given_once(capsys: Any, tmp_path: Path) -> No
     assert line == "--out and --resume both name the run folder: give one of them"
 
 
+@pytest.mark.parametrize("launcher", PROGRAMS)
+def test_a_path_that_is_no_text(capsys: Any, tmp_path: Path, launcher: str) -> None:
+    (line,) = refused(capsys, config(tmp_path, HOSTS), launcher, out=Path("a\udcff"))
+    assert line == "'a\\udcff' is no UTF-8 text; give it another name"
+
+
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "mokbench", "launch", *arguments]
 

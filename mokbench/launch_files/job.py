@@ -34,7 +34,8 @@ class Job:
     @property
     def title(self) -> str:
         """Comment lines at the head of every file; no line of it ends the comment."""
-        made_by = " ".join(shlex.join(self.command).split())
+        # A line end would end the comment, and YAML takes no control characters even there.
+        made_by = "".join(c if c.isprintable() else "?" for c in shlex.join(self.command))
         where = f"{self.cluster.ranks_per_node} on each of {self.nodes} nodes"
         return f"# {made_by}\n# {self.ranks} ranks, {where if self.nodes > 1 else 'on one node'}.\n"
 
