@@ -88,24 +88,22 @@ def _job(request: LaunchRequest, suite: Suite, cluster: Cluster) -> Job:
     if ranks not in counts:
         raise ConfigError(
             [
-                f"{request.config}: {request.nodes} nodes of {cluster.ranks_per_node} ranks are "
-                f"{ranks} ranks, and no cell has that many; there is "
-                f"{', '.join(map(str, counts))}: change --nodes, cluster.ranks_per_node or ranks"
+                f"{request.config}: --nodes {request.nodes} of cluster.ranks_per_node "
+                f"{cluster.ranks_per_node} are {ranks} ranks, and no cell has that many; there is "
+                f"{', '.join(map(str, counts))}"
             ]
         )
     _say_cells([cell for cell in cells if cell.workload.ranks == ranks], cluster, suite.name)
-    only = [*request.only, *([f"ranks={ranks}"] if len(counts) > 1 else [])]
-    folder = [("--out", request.out), ("--resume", request.resume)]
-    arguments = [text for option, path in folder if path for text in (option, _path(path))]
-    arguments += [text for term in only for text in ("--only", term)]
+    config, options = _path(request.config), _options(request)
+    nodes = ("--nodes", str(request.nodes))
     return Job(
         name=suite.name,
-        config=_path(request.config),
+        config=config,
         text=suite.text,
         nodes=request.nodes,
         cluster=cluster,
-        arguments=tuple(arguments),
-        command=_command(request),
+        arguments=(*options, *(("--only", f"ranks={ranks}") if len(counts) > 1 else ())),
+        command=("mokbench", "launch", f"--{request.launcher}", config, *nodes, *options),
         on_gpus=fabric == "cuda",
     )
 
@@ -120,10 +118,11 @@ def _path(path: Path) -> str:
     return text
 
 
-def _command(request: LaunchRequest) -> tuple[str, ...]:
-    only = [text for term in request.only for text in ("--only", term)]
-    where = (f"--{request.launcher}", _path(request.config), "--nodes", str(request.nodes))
-    return ("mokbench", "launch", *where, *only)
+def _options(request: LaunchRequest) -> tuple[str, ...]:
+    """What run takes as launch does."""
+    given = [("--out", request.out), ("--resume", request.resume)]
+    options = [text for option, path in given if path for text in (option, _path(path))]
+    return (*options, *(text for term in request.only for text in ("--only", term)))
 
 
 def _say_cells(cells: list[Cell], cluster: Cluster, name: str) -> None:

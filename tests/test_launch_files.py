@@ -219,7 +219,7 @@ TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 @given(value=TEXT, rest=TEXT)
 def test_any_text_reaches_ranks_and_pods(value: str, rest: str) -> None:
     cluster = {"ranks_per_node": 1, "env": {"X": value}, "k8s": {"image": "i", "claim": "c"}}
-    text = yaml.safe_dump(BASE | {"cluster": cluster, "x-rest": rest}, allow_unicode=True)
+    text = yaml.safe_dump(BASE | {"x-rest": rest}, allow_unicode=True)
     job = Job("n", "c.yaml", text, 2, Cluster.model_validate(cluster), (rest,), ("x", rest), False)
     (line,) = job.setup
     done = subprocess.run(["bash", "-c", f'{line}\nprintf %s "$X"'], capture_output=True)
@@ -255,6 +255,14 @@ def test_slurm_containers_get_the_setup_inside(capsys: Any, stubs: Stubs, tmp_pa
     assert command == ["run", str(path), "--out", "results/runs/small-5"]
     assert variables["HOSTILE"] == f"{HOSTILE}\n\t-x"
     assert not list(tmp_path.rglob("pwned"))
+
+
+def test_slurm_containers_get_the_working_folder(capsys: Any, stubs: Stubs, tmp_path: Path) -> None:
+    script = rendered(capsys, config(tmp_path, {"slurm": {"container": "image"}}))
+    assert shell_problems(script, "warning") == ""
+    stubs.run(script, tmp_path, SLURM_JOB_ID="5", SLURM_JOB_NODELIST="x")
+    ((arguments, _),) = stubs.started("srun")
+    assert f"--container-mounts={tmp_path}:{tmp_path}" in arguments
 
 
 def test_torchrun_starts_every_host(capsys: Any, stubs: Stubs, tmp_path: Path) -> None:

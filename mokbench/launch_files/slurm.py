@@ -71,7 +71,7 @@ def _duration(seconds: float) -> str:
 def _srun(job: Job) -> Iterator[str]:
     slurm = job.cluster.slurm
     options = ["--distribution=block", "--no-kill", "--kill-on-bad-exit=0"]
-    # srun takes the number of cores from the job only since it must be repeated (22.05).
+    # From 22.05 on srun does not take it from the job.
     cores = slurm.cpus_per_rank
     options.append(f"--cpus-per-task={cores}" if cores else "--cpu-bind=none")
     if job.on_gpus:
@@ -82,9 +82,9 @@ def _srun(job: Job) -> Iterator[str]:
     if "--out" not in job.arguments and "--resume" not in job.arguments:
         run += f' --out "results/runs/{job.name}-$SLURM_JOB_ID"'
     if slurm.container:
-        mounts = ",".join(slurm.mounts)
+        mounts = shlex.quote(",".join(slurm.mounts)) if slurm.mounts else '"$PWD:$PWD"'
         options.append(f"--container-image={shlex.quote(slurm.container)}")
-        options.append("--container-mounts=" + (shlex.quote(mounts) or '"$PWD:$PWD"'))
+        options.append(f"--container-mounts={mounts}")
         options.append('--container-workdir="$PWD"')
         run = f"bash -c {shlex.quote(chr(10).join(['set -e', *job.setup, f'exec {run}']))}"
     yield f"exec srun {' '.join(options)} \\"
