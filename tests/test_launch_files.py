@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from launch_stubs import BASE, Stubs, config, rendered, request
 
@@ -217,6 +217,7 @@ TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 
 @settings(max_examples=60, deadline=None)
 @given(value=TEXT, rest=TEXT)
+@example(value="\x85", rest="\u2028\n\x85")
 def test_any_text_reaches_ranks_and_pods(value: str, rest: str) -> None:
     cluster = {"ranks_per_node": 1, "env": {"X": value}, "k8s": {"image": "i", "claim": "c"}}
     text = yaml.safe_dump(BASE | {"x-rest": rest}, allow_unicode=True)

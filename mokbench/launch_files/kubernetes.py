@@ -22,6 +22,7 @@ _CONFIG_FOLDER = "/etc/mokbench"
 _WORK_FOLDER = "/work"
 # Names of pods and of the Service end in -master-0 or -worker-NUMBER and are DNS labels.
 _MAX_NAME_CHARS = 48
+_OTHER_ENDS = set("\x85\u2028\u2029\ufeff")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -32,7 +33,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    style = "|" if "\n" in text else None
+    # YAML reads NEL and its like as line ends, which only quotes with escapes keep apart.
+    style = '"' if set(text) & _OTHER_ENDS else "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
