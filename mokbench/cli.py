@@ -1,4 +1,4 @@
-"""The commands: run, report, compare, check, doctor, systems, schema; data goes to stdout."""
+"""The commands: run, launch, report, compare, check, doctor, ...; data goes to stdout."""
 
 import contextlib
 import io
@@ -75,6 +75,30 @@ def run(
 
         request = Request(config, out, resume, rerun_failed, only, dry_run, quiet, not no_charts)
         sys.exit(run_command(request))
+
+
+@main.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--slurm", "launcher", flag_value="slurm", help="An sbatch script.")
+@click.option("--torchrun", "launcher", flag_value="torchrun", help="torchrun lines through ssh.")
+@click.option("--k8s", "launcher", flag_value="k8s", help="A Kubeflow PyTorchJob.")
+@click.option("--nodes", required=True, type=click.IntRange(min=1), help="Nodes of the cluster.")
+@click.option("--only", multiple=True, metavar="KEY=VALUE", help="Only these cells; repeatable.")
+@click.option("--out", type=click.Path(path_type=Path), help="Run folder to make.")
+@click.option("--resume", type=click.Path(path_type=Path), help="Go on with this run folder.")
+@click.option("--submit", is_flag=True, help="Hand it to sbatch, ssh or kubectl.")
+@click.option("--dry-run", is_flag=True, help="Submit nothing, whatever else is asked.")
+def launch(**options: Any) -> None:
+    """Print the file that runs CONFIG on nodes of its cluster section; submit it if asked.
+
+    \b
+    mokbench launch --slurm configs/nvl72.yaml --nodes 18 > nvl72.sbatch
+    mokbench launch --torchrun configs/h100-8x2.yaml --nodes 2 --submit
+    """
+    with _exit_on_error():
+        from mokbench.launch_command import LaunchRequest, launch_command
+
+        launch_command(LaunchRequest(**options))
 
 
 @main.command()

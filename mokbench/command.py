@@ -20,7 +20,7 @@ from mokbench.dry_run import print_plan
 from mokbench.errors import ConfigError, MokbenchError, ResultsError
 from mokbench.fabric import segments
 from mokbench.gpu_neighbours import neighbours, refuse_mps_variables
-from mokbench.gpus import Gpus, read_gpus
+from mokbench.gpus import LEAST_CAPABILITY, Gpus, read_gpus
 from mokbench.joined import JoinedStarter, Launcher, run_joined, too_few_gpus
 from mokbench.launch import WorkerPool
 from mokbench.output_console import OutputConsole
@@ -36,8 +36,6 @@ from mokbench.spawn import LocalStarter
 from mokbench.sweep import Sweep
 from mokbench.workload import Cell
 
-# sm_90: wgmma, bulk copies and the rest that the kernels are written in.
-_LEAST_CAPABILITY = (9, 0)
 RUNS_FOLDER = Path("results/runs")
 INTERRUPTED, FAILED, DONE = 130, 3, 0
 
@@ -254,7 +252,7 @@ def _fabric(suite: Suite, gpus: Gpus, only_list: bool) -> str:
         )
     if suite.fabric != "auto":
         return suite.fabric
-    able = gpus.visible() > 0 and (gpus.compute_capability or (0, 0)) >= _LEAST_CAPABILITY
+    able = gpus.visible() > 0 and (gpus.compute_capability or (0, 0)) >= LEAST_CAPABILITY
     return "cuda" if able else "host"
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from mokbench import yaml_source
 from mokbench.cells import Extra, Match, Track
+from mokbench.cluster import Cluster
 from mokbench.document import AXES, Document, MeasureOptions, schema
 from mokbench.problems import Problems
 from mokbench.shapes import Shape, file_safe
@@ -34,6 +35,7 @@ class Suite:
     include: tuple[Extra, ...]
     measure: MeasureOptions
     require: tuple[str, ...]
+    cluster: Cluster | None
     resolved: dict[str, Any]
     text: str
     path: Path
@@ -93,6 +95,7 @@ def _build(document: Document, source: Source, path: Path) -> Suite:
         include=tuple(Extra(_lists(extra), extra.system) for extra in sweep.include),
         measure=document.measure,
         require=document.require,
+        cluster=document.cluster,
         resolved=_resolved(document),
         text=source.text,
         path=path,

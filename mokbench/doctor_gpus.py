@@ -10,11 +10,11 @@ import pynvml
 
 from mokbench.finding import Finding, State, isolated
 from mokbench.gpu_neighbours import COMPUTE_MODES, SET_DEFAULT, compute_mode_effect
+from mokbench.gpus import LEAST_CAPABILITY
 from mokbench.machine import torch_cuda, version
 from mokbench.measure.link_counters import LINK_COUNT, LinkCounters
 from mokbench.measure.nvml_gpu import SUCCESS, NvmlGpu, code_name
 
-_MIN_CAPABILITY = (9, 0)
 _IDLE_SHARE = 0.9
 _NVLINK_GENERATION = {6: "NVLink 4", 7: "NVLink 5", 8: "NVLink 6"}
 # nvml.h, nvmlClocksEventReason*; True: the clock is held down by a fault or by heat.
@@ -125,7 +125,7 @@ def _model(gpu: int) -> Finding:
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     text = f"{pynvml.nvmlDeviceGetName(handle)}, {memory.total / 2**30:.0f} GiB, sm_{major}{minor}"
-    if (major, minor) < _MIN_CAPABILITY:
+    if (major, minor) < LEAST_CAPABILITY:
         advice = "the kernels use Hopper's instructions; use sm_90 or newer, or the host fabric"
         return Finding("model", text, State.PROBLEM, advice)
     if memory.free < _IDLE_SHARE * memory.total:

@@ -12,6 +12,7 @@ from pydantic import (
     model_validator,
 )
 
+from mokbench.cluster import Cluster
 from mokbench.quantity import PERCENT, WHOLE, FileSafeName, Seconds, Share, Switch, allowed, percent
 from mokbench.routing import PLACEMENTS, RoutingSpec
 from mokbench.section import Many, OneOf, Section
@@ -149,6 +150,7 @@ class Document(Axes):
     sweep: Sweep = Field(default_factory=Sweep, description="axes to sweep over")
     measure: MeasureOptions = Field(default_factory=MeasureOptions, description="how to measure")
     require: Many[SystemName] = Field((), description="systems that must not be unsupported")
+    cluster: Cluster | None = Field(None, description="where the ranks run: mokbench launch")
 
 
 def schema() -> dict[str, Any]:

@@ -11,6 +11,16 @@ from typing import Any
 
 import pynvml
 
+# sm_90: wgmma, bulk copies and the rest that the kernels are written in.
+LEAST_CAPABILITY = (9, 0)
+
+
+def arch_of(capability: tuple[int, int]) -> str:
+    """What NVRTC compiles for, as in sm_90a."""
+    major, minor = capability
+    # wgmma and setmaxnreg exist only in the architecture-specific targets.
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
 
 def ranks_a_gpu(ranks: int, gpus: int) -> int:
     """Neighbouring ranks share a GPU where there are fewer GPUs than ranks; ``gpus`` from 1 on."""

@@ -17,7 +17,7 @@ from torch.distributed import _symmetric_memory as symmetric_memory
 from mokbench.errors import UnsupportedError
 from mokbench.fabric.fault import RECORD_BYTES, FaultError, parse
 from mokbench.fabric.group import RankGroup
-from mokbench.gpus import ranks_a_gpu
+from mokbench.gpus import arch_of, ranks_a_gpu
 
 if TYPE_CHECKING:
     from mokbench.fabric.cuda_signal import CudaSignal
@@ -67,9 +67,7 @@ class CudaFabric(RankGroup):
         torch.cuda.set_device(self.device)
         properties = torch.cuda.get_device_properties(self.device)
         self.num_sms = properties.multi_processor_count // self.ranks_per_gpu
-        major, minor = properties.major, properties.minor
-        # wgmma and setmaxnreg exist only in the architecture-specific targets.
-        self.arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+        self.arch = arch_of((properties.major, properties.minor))
 
     def allocate(self, num_bytes: int) -> SymmetricBuffer:
         """Zeroed memory of ``num_bytes`` that all ranks can reach."""

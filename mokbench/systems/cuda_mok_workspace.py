@@ -17,9 +17,9 @@ from mokbench.fabric.cuda import MAX_RANKS, CudaFabric, SymmetricBuffer
 from mokbench.gemm_config import HALF_COLS
 from mokbench.grouped_gemm import Matrix, pack_gate_up
 from mokbench.mok_config import BLOCK_K, SOURCE, STAMPS, THREADS, MokConfig
+from mokbench.systems.kernel_arch import mok_arch_reason
 from mokbench.tensor_map import tensor_map
 
-_ARCH = "sm_90a"
 _SWIGLU_COLUMNS = 32  # of one store: a consumer warpgroup's, behind SwiGLU
 
 
@@ -75,8 +75,8 @@ class MokWorkspace:
     """
 
     def __init__(self, fabric: CudaFabric, config: MokConfig, w13: Tensor, w2: Tensor) -> None:
-        if fabric.arch != _ARCH:
-            raise UnsupportedError(f"mok's kernel is for {_ARCH} and this GPU is {fabric.arch}")
+        if reason := mok_arch_reason(fabric.arch):
+            raise UnsupportedError(reason)
         self.config, self._fabric = config, fabric
         self._buffer: SymmetricBuffer = fabric.allocate(config.segment_bytes)
         model, device = config.model, fabric.device

@@ -9,8 +9,7 @@ from mokbench import jit
 from mokbench.errors import UnsupportedError
 from mokbench.grouped_gemm import GroupedGemm, pack_gate_up
 from mokbench.systems.gemm_choice import GemmChoice
-
-_ARCH = "sm_90a"
+from mokbench.systems.kernel_arch import gemm_arch_reason
 
 
 class ExpertGemms:
@@ -24,10 +23,8 @@ class ExpertGemms:
     def __init__(
         self, w13: Tensor, w2: Tensor, capacity: int, choice: GemmChoice, num_sms: int, arch: str
     ) -> None:
-        if arch != _ARCH:
-            raise UnsupportedError(
-                f"our grouped GEMM is for {_ARCH} and this GPU is {arch}; set gemm: torch"
-            )
+        if reason := gemm_arch_reason(arch):
+            raise UnsupportedError(reason)
         self.notes = choice.notes
         jit.build_all(choice.kernels, arch)
         self._gate_up = GroupedGemm(pack_gate_up(w13), choice.gate_up, num_sms, arch)
