@@ -36,7 +36,7 @@ from mokbench.row_checks import implausible, not_finite
 if TYPE_CHECKING:
     from mokbench.workload import Cell
 
-RECORD_VERSION = 4
+RECORD_VERSION = 5
 _OLDEST_RECORD_VERSION = 1
 METHOD_VERSION = 1
 

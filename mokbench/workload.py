@@ -45,7 +45,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Workload:
-    """One layer pass: the same tokens, routing and weights for every system that is compared."""
+    """One layer pass: the same tokens, routing and weights for every system that is compared.
+
+    ``mnnvl``: one NVLink domain joins the ranks of several nodes, so that they reach one another's
+    memory. Both it and ``nodes`` are what the run found (mokbench/topology.py), no axis.
+    """
 
     model: Model
     ranks: int
@@ -55,6 +59,7 @@ class Workload:
     placement: str = "contiguous"
     seed: int = 0
     nodes: int = 1
+    mnnvl: bool = False
 
 
 @dataclass(frozen=True)

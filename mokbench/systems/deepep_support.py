@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from mokbench import deep_ep_package
+from mokbench import deep_ep_package, machine
 from mokbench.deep_ep_package import DeepEpPackage
 from mokbench.gpus import visible_gpus
 from mokbench.systems.gemm_choice import gemm_reason
@@ -21,7 +21,7 @@ INSTALL = "install it as github.com/deepseek-ai/DeepEP says, or leave deepep out
 # Its symmetric windows on several ranks of one GPU, and its device communicators.
 LEAST_NCCL = (2, 30, 4)
 FP8_BLOCK = 128  # channels that share a scale, kScaleBlock
-_NICS = Path("/sys/class/infiniband")
+_NICS = machine.NICS
 _HIDDEN_UNIT = 256  # combine's elements
 _MAX_TOP_K, _MAX_EXPERTS, _MAX_LOCAL_EXPERTS = 32, 2048, 256
 _NORMAL_RANKS = (2, 4, 8)
@@ -70,7 +70,7 @@ def software_reason(api: str, package: DeepEpPackage | None) -> str | None:
         )
     if api == "elastic":
         return nccl_reason(nccl_version()) or preload_reason(os.environ) or compiler_reason()
-    if api == "low_latency" and not _has_nic():
+    if api == "low_latency" and not machine.has_nic(_NICS):
         return (
             "DeepEP's low-latency mode needs an InfiniBand NIC with IBGDA even within a node, and "
             f"{_NICS} names none; set api: elastic"
@@ -232,10 +232,6 @@ _SHAPE_REASONS = {
     "normal": _normal_reason,
     "low_latency": _low_latency_reason,
 }
-
-
-def _has_nic() -> bool:
-    return _NICS.is_dir() and any(_NICS.iterdir())
 
 
 def _dotted(version: tuple[int, ...]) -> str:
