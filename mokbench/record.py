@@ -232,7 +232,7 @@ class Record(Figures):
             "routing": work.routing.label,
             "regime": str(cell.regime),
             "graph": cell.graph,
-            "placement": work.placement,
+            "placement": work.placement_label,
             "seed": work.seed,
             "cell_digest": cell_digest(cell),
         }

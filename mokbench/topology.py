@@ -253,4 +253,5 @@ def _numbered(names: Sequence[Hashable]) -> list[int]:
 def _apart(numbers: Sequence[int]) -> NDArray[np.bool_]:
     """[ranks, ranks]: whether two ranks have different numbers."""
     column = np.asarray(numbers)[:, None]
-    return np.not_equal(column, column.T)
+    apart: NDArray[np.bool_] = column != column.T
+    return apart
