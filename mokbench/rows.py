@@ -139,7 +139,7 @@ def _gpu_fields(
         fields["physical_bytes"] = physical["payload_bytes"]
         notes += [physical["note"]] if physical["note"] else []
     elif facts["num_ranks"] > 1:
-        notes.append("physical_bytes: unavailable: ranks that share a GPU have no link to count")
+        notes.append(f"physical_bytes: unavailable: {_why_not_counted(around.topology)}")
     peer = around.rates.peer_bytes_per_s if around.rates else None
     if ranks_per_gpu > 1 and around.link != "hbm":
         # The next rank is on the same GPU for some and behind a link for others: no rate of either.
@@ -159,6 +159,12 @@ def _gpu_fields(
                 moved, spent_us / 1e6, peer, facts["num_ranks"], around.link
             )
     return fields
+
+
+def _why_not_counted(topology: Topology) -> str:
+    if topology.nodes > 1 and not topology.is_mnnvl:
+        return "NVLink's counters see nothing of the network between nodes"
+    return "ranks that share a GPU have no link to count"
 
 
 def checked_fields(facts: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:

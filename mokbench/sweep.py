@@ -18,6 +18,7 @@ from mokbench.machine import usable_cores
 from mokbench.measure.columns import DURATION
 from mokbench.progress import Progress
 from mokbench.rates import RatePoint
+from mokbench.reach import maps_peers
 from mokbench.record import Record
 from mokbench.results import RunFolder
 from mokbench.rows import Surroundings, checked_fields, measured_record, signal_points
@@ -108,7 +109,10 @@ class Sweep:
         if self.fabric == "cuda" and pool.ranks not in self._rates:
             self._measure_rates(pool)
         if self.suite.measure.signals and pool.ranks not in self._signals:
-            self._measure_signals(pool)
+            if maps_peers(cells[0].workload):
+                self._measure_signals(pool)
+            else:
+                self.progress.say("no signaling: these ranks do not reach one another's memory")
         for _, group in itertools.groupby(cells, key=lambda cell: cell.workload):
             members = list(group)
             self._measure_min_steps(pool, members)

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from pydantic import Field, model_validator
 
 from mokbench.errors import MokbenchError
 from mokbench.figures import Figures, Link, TrafficSplit
-from mokbench.gpus import Gpus
+from mokbench.gpus import Gpus, read_gpus
 from mokbench.machine import has_nic
 from mokbench.workload import Cell
 
@@ -116,6 +116,17 @@ class Topology(Figures):
         """Whether one NVLink domain joins the ranks of several nodes."""
         return self.nodes > 1 and self.domains == 1 and bool(self.gpu_of_rank)
 
+    def local(self, rank: int) -> tuple[int, int]:
+        """A rank's number among those of its node, and how many these are."""
+        node = self.node_of_rank[rank]
+        return self.node_of_rank[:rank].count(node), self.node_of_rank.count(node)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether nodes have equally many ranks, one node's after another's."""
+        share = self.ranks // self.nodes
+        return list(self.node_of_rank) == [rank // share for rank in range(self.ranks)]
+
     def first(self, ranks: int) -> "Topology":
         """That of the first ``ranks`` ranks alone, which a smaller number of ranks runs on."""
         places = range(min(ranks, self.ranks))
@@ -187,6 +198,17 @@ def describe_ranks(fabric: str, local_ranks: int, gpus: Gpus) -> list[RankPlace]
 def describe_rank(fabric: str, local_rank: int, local_ranks: int, gpus: Gpus) -> RankPlace:
     """Where this process's rank is: number ``local_rank`` of the ``local_ranks`` of its node."""
     return describe_ranks(fabric, local_ranks, gpus)[local_rank]
+
+
+def together(fabric: str, rank: int, gather: Callable[[object], list[Any]]) -> Topology:
+    """Topology of ranks that can already talk; collective, the same on every rank.
+
+    ``gather`` gives every rank's value, by rank, on every rank.
+    """
+    nodes = gather(node_identity())
+    local_rank, local_ranks = nodes[:rank].count(nodes[rank]), nodes.count(nodes[rank])
+    gpus = read_gpus() if fabric == "cuda" else Gpus()
+    return Topology.from_ranks(gather(describe_rank(fabric, local_rank, local_ranks, gpus)))
 
 
 def node_identity(root: Path = Path("/")) -> str:

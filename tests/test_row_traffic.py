@@ -4,13 +4,14 @@ import json
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from fake_run import fake_record
 
 from mokbench import metrics
 from mokbench.record import parse_record
 from mokbench.routing import RoutingSpec, generate
-from mokbench.row_traffic import pair_facts, row_traffic
+from mokbench.row_traffic import node_matrix, pair_facts, row_traffic
 from mokbench.topology import RankPlace, Topology
 from mokbench.workload import Cell, Dtype, Model, Regime, Workload
 
@@ -78,6 +79,43 @@ def test_bytes_between_nodes_counted_route_by_route():
     assert found["useful"].cross_node_bytes == tokens * 256 * 2 * 2
     fp8 = moved("per_rank", nodes(2), (("dispatch_dtype", "fp8"),))
     assert fp8["useful"].cross_node_bytes == tokens * (256 + 2 * 4 + 256 * 2)
+
+
+def test_rows_that_cross_once_for_a_node_are_passed_on_by_the_rank_of_the_same_place():
+    """Two nodes of two ranks; rank 0 has ten tokens, all with experts on ranks 1, 2 and 3."""
+    per_rank = np.zeros((4, 4), dtype=np.int64)
+    per_rank[0] = [4, 10, 10, 10]
+    by_node = np.zeros((4, 2), dtype=np.int64)
+    by_node[0] = [10, 10]
+    rows = np.zeros((4, 4), dtype=np.int64)
+    rows[0, 0] = 4  # stays
+    rows[0, 1] = 10  # within the node
+    rows[0, 2] = 10  # to the rank of its place, which keeps them
+    rows[2, 3] = 10  # and passes them on
+    assert np.array_equal(node_matrix(per_rank, by_node), rows)
+    per_rank[0, 3] = 3
+    per_rank[0, 2] = 0  # no expert of its own, it only passes on
+    by_node[0, 1] = rows[0, 2] = rows[2, 3] = 3
+    assert np.array_equal(node_matrix(per_rank, by_node), rows)
+
+
+def test_deepep_over_a_network_crosses_less_than_each_rank_needs():
+    work = replace(WORK, nodes=2)
+    cell = Cell("id", "cuda", "deepep", (), work, Regime.ISOLATED)
+    facts = facts_of(work)
+    found = row_traffic(cell, "per_node", facts, nodes(2))
+    row_bytes = 2 * 256 * 2
+    tokens = sum(
+        len({int(e) // 8 for e in row if e >= 0} - {source // 4})
+        for source, idx in enumerate(generate(work).topk_idx)
+        for row in idx
+    )
+    assert found["wire"].cross_node_bytes == tokens * row_bytes
+    assert found["wire"].cross_node_bytes < found["useful"].cross_node_bytes
+    total = found["dispatch_wire_bytes"] + found["combine_wire_bytes"]
+    assert found["wire"].same_domain_bytes + found["wire"].cross_domain_bytes == total
+    # Within a node, and within a rack, rows go straight to their ranks.
+    assert moved("per_node", nodes(1)) == moved("per_rank", nodes(1))
 
 
 def test_a_system_that_moves_nothing_has_no_bytes():
