@@ -7,6 +7,7 @@ import jsonschema
 import numpy as np
 import pytest
 import yaml
+from runs import mokbench
 
 from mokbench import cells
 from mokbench.cell_digest import cell_digest
@@ -14,6 +15,7 @@ from mokbench.config import parse, schema
 from mokbench.errors import ConfigError
 from mokbench.placement import ExplicitPlacement, label, new_ids, problem
 from mokbench.record import Record
+from mokbench.results import RunFolder
 from mokbench.routing import RoutingSpec, generate
 from mokbench.selection import select
 from mokbench.workload import Cell, Dtype, Model, Workload
@@ -108,6 +110,32 @@ def test_placements_move_with_their_ranks_and_can_be_left_out() -> None:
         "sweep: {exclude: [{placement: {explicit: [[2, 3], [0, 1]]}}]}\n"
     )
     assert [cell.workload.placement for cell in cells.expand(parse(left_out))] == ["contiguous"]
+
+
+def test_systems_compute_the_layer_wherever_its_experts_are(tmp_path: Path) -> None:
+    config = tmp_path / "p.yaml"
+    config.write_text(
+        GOOD.replace("[mok]", "[mok, push, alltoall]").replace(
+            "{regimes: isolated}",
+            "{regimes: isolated, blocks: 2, max_time: 50ms, noise: 50%, signals: no, min_step: no}",
+        )
+        + "placement: [contiguous, {explicit: [[3, 0], [1, 2]], name: eplb}]\n"
+    )
+    out = tmp_path / "run"
+    done = mokbench("run", config, "--out", out, "--no-charts", "--quiet")
+    assert done.returncode == 0, done.stderr
+    run = RunFolder.open(out)
+    rows = run.records()
+    assert {row.status for row in rows} == {"ok"}
+    assert len({row.placement for row in rows}) == 2
+    assert all(row.rel_error is not None and row.rel_error < 8e-3 for row in rows)
+    (here,) = run.meta.topologies
+    assert (here.node_of_rank, here.domain_of_rank) == ((0, 0), (0, 0))
+    for row in rows:
+        assert row.traffic is not None
+        assert row.traffic.wire is not None
+        assert row.traffic.wire.same_domain_bytes == row.wire_bytes
+        assert row.traffic.wire.cross_node_bytes == 0
 
 
 def work(placement: str | ExplicitPlacement, routing: str | dict = "extreme") -> Workload:

@@ -10,8 +10,8 @@ from mokbench.topology import Topology
 
 SAME_DOMAIN, CROSS_DOMAIN, CROSS_NODE = "in domain", "cross domain", "cross node"
 _LEGENDS = {
-    CROSS_DOMAIN: f"{SAME_DOMAIN}, {CROSS_DOMAIN}: wire bytes between ranks of one NVLink domain (on "
-    "the host fabric: of one node), and between ranks of two.",
+    CROSS_DOMAIN: f"{SAME_DOMAIN}, {CROSS_DOMAIN}: wire bytes between ranks of one NVLink domain "
+    "(on the host fabric: of one node), and between ranks of two.",
     CROSS_NODE: f"{CROSS_NODE}: wire bytes between ranks on two nodes, over NVLink or a network.",
 }
 _MOST_HOSTS = 4
