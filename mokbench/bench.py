@@ -148,7 +148,7 @@ class CudaBench:
 
     def physical(self, step: Step, step_us: float) -> PhysicalBytes | None:
         """See Bench."""
-        if self.fabric.ranks == 1 or self.fabric.ranks_per_gpu > 1:
+        if self.fabric.ranks == 1 or self.fabric.ranks_per_gpu > 1 or not self.fabric.maps_peers:
             return None
         if self._counters is None:
             self._counters = LinkCounters(NvmlGpu(gpu_uuid(self.fabric.device)))

@@ -224,7 +224,7 @@ def cell_id(cell: Cell) -> str:
         cell.regime.value,
         *(["graph"] if cell.graph else []),
         *([f"seed{work.seed}"] if work.seed else []),
-        *([work.placement] if work.placement != DEFAULTS["placement"] else []),
+        *([work.placement_label] if work.placement != DEFAULTS["placement"] else []),
     ]
     name = ".".join(parts)
     if len(name) <= MAX_ID_CHARS:

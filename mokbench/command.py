@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -28,12 +29,13 @@ from mokbench.progress import make_progress
 from mokbench.record import Record
 from mokbench.report_command import draw
 from mokbench.results import RunFolder
-from mokbench.run_checks import refuse_changed_cells
+from mokbench.run_checks import refuse_changed_cells, refuse_moved_ranks
 from mokbench.run_meta import RunMeta
 from mokbench.say import say
 from mokbench.selection import select
 from mokbench.spawn import LocalStarter
 from mokbench.sweep import Sweep
+from mokbench.topology import Topology, one_machine, placed
 from mokbench.workload import Cell
 
 RUNS_FOLDER = Path("results/runs")
@@ -70,7 +72,8 @@ def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | N
     fabric = _fabric(suite, gpus, request.dry_run)
     if launcher and fabric == "cuda" and gpus.ranks_per_gpu(launcher.ranks) > 1:
         raise ConfigError([too_few_gpus(launcher, gpus.visible())])
-    cells = select(expand(suite, fabric=fabric), request.only)
+    topology = one_machine(fabric, gpus)
+    cells = placed(select(expand(suite, fabric=fabric), request.only), topology)
     trace.check(cells)
     if request.dry_run:
         stored = RunFolder.open(request.resume) if request.resume else None
@@ -81,7 +84,8 @@ def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | N
         for line in neighbours(gpus):
             say(f"note: {line}")
     segments.remove_stale()
-    folder = _open_folder(request, suite, cells, launcher)
+    topologies = [topology(ranks) for ranks in dict.fromkeys(c.workload.ranks for c in cells)]
+    folder = _open_folder(request, suite, cells, launcher, topologies)
     token = segments.new_token()
 
     def make_pool(ranks: int) -> WorkerPool:
@@ -89,8 +93,11 @@ def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | N
         chosen = starter or LocalStarter(folder.path / "logs", share_gpu)
         return WorkerPool(ranks, chosen, suite.measure.wait_bound_s, token, fabric)
 
-    link = gpus.link if fabric == "cuda" else lambda ranks: "shm"
-    sweep = partial(Sweep, suite, folder, make_pool, fabric=fabric, link=link)
+    def link(ranks: int) -> str:
+        return topology(ranks).link(gpus.link if fabric == "cuda" else lambda _: "shm")
+
+    where: dict[str, Any] = {"fabric": fabric, "link": link, "topology": topology}
+    sweep = partial(Sweep, suite, folder, make_pool, **where)
     try:
         code = _measure(request, suite, cells, folder, sweep, launcher)
     finally:
@@ -176,17 +183,27 @@ def _config_of(run: Path, meta: RunMeta) -> Path:
 
 
 def _open_folder(
-    request: Request, suite: Suite, cells: list[Cell], launcher: Launcher | None
+    request: Request,
+    suite: Suite,
+    cells: list[Cell],
+    launcher: Launcher | None,
+    topologies: list[Topology],
 ) -> RunFolder:
     here = machine.describe()
     if request.resume is None:
         if request.rerun_failed:
             raise ConfigError(["--rerun-failed goes with --resume: it measures failed rows again"])
         path = request.out or _new_path(suite.name)
-        return RunFolder.create(path, _meta(request, suite, here, launcher, path))
+        meta = _meta(request, suite, here, launcher, path)
+        return RunFolder.create(path, meta.model_copy(update={"topologies": topologies}))
     if request.out is not None:
         raise ConfigError(["--out and --resume both name the run folder: give one of them"])
-    folder = RunFolder.resume(request.resume, here, lambda run: _left(request, run, cells))
+
+    def check(run: RunFolder) -> None:
+        refuse_moved_ranks(run, topologies)
+        _left(request, run, cells)
+
+    folder = RunFolder.resume(request.resume, here, check)
     if folder.meta.config_text != suite.text:
         folder.close()
         raise ConfigError(
@@ -195,6 +212,7 @@ def _open_folder(
                 f"out ({_resume_line(folder, request.only)}) or start a new run"
             ]
         )
+    folder.keep_topologies(topologies)
     return folder
 
 

@@ -3,14 +3,13 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from ctypes import byref
 from typing import Any
 
 import pynvml
 
 from mokbench.finding import Finding, State, isolated
 from mokbench.gpu_neighbours import COMPUTE_MODES, SET_DEFAULT, compute_mode_effect
-from mokbench.gpus import LEAST_CAPABILITY
+from mokbench.gpus import LEAST_CAPABILITY, fabric_info
 from mokbench.machine import torch_cuda, version
 from mokbench.measure.link_counters import LINK_COUNT, LinkCounters
 from mokbench.measure.nvml_gpu import SUCCESS, NvmlGpu, code_name
@@ -198,9 +197,8 @@ def _nvlink(gpu: int) -> Finding:
 
 
 def _fabric(gpu: int) -> Finding:
-    info = pynvml.c_nvmlGpuFabricInfoV_t()
     try:
-        pynvml.nvmlDeviceGetGpuFabricInfoV(pynvml.nvmlDeviceGetHandleByIndex(gpu), byref(info))
+        info = fabric_info(pynvml.nvmlDeviceGetHandleByIndex(gpu))
     except pynvml.NVMLError as error:
         return Finding("fabric", f"none ({code_name(error)})", State.NOTE)
     state = _FABRIC_STATES.get(info.state, f"state {info.state}")

@@ -13,9 +13,10 @@ from pydantic import (
 )
 
 from mokbench.cluster import Cluster
+from mokbench.placement import Placement, PlacementEntry
 from mokbench.quantity import PERCENT, WHOLE, FileSafeName, Seconds, Share, Switch, allowed, percent
-from mokbench.routing import PLACEMENTS, RoutingSpec
-from mokbench.section import Many, OneOf, Section
+from mokbench.routing_spec import RoutingSpec
+from mokbench.section import Many, Section
 from mokbench.shapes import ModelEntry, user_path
 from mokbench.system_choice import SystemChoice, SystemName
 from mokbench.workload import Dtype, Regime
@@ -49,7 +50,7 @@ Tokens = Annotated[int, Field(ge=0, le=1 << 20), WHOLE]
 Seed = Annotated[int, Field(ge=0, lt=1 << 32), WHOLE]
 Blocks = Annotated[int, Field(ge=1, le=10_000), WHOLE]
 Passes = Annotated[int, Field(ge=0, le=10_000), WHOLE]
-Placement = Annotated[str, OneOf(PLACEMENTS)]
+PlacedEntry = Annotated[Placement, PlacementEntry()]
 RoutingEntry = Annotated[RoutingSpec, BeforeValidator(_read_percents), AfterValidator(_find_trace)]
 
 REQUIRED_AXES = ("ranks", "model", "tokens_per_rank")
@@ -66,7 +67,7 @@ class _Axes(Section):
     tokens_per_rank: Many[Tokens] = Field((), description="tokens of each rank")
     dtype: Many[Dtype] = Field((), description="type of x, weights and y; default bf16")
     routing: Many[RoutingEntry] = Field((), description="who sends where; default balanced")
-    placement: Many[Placement] = Field((), description="experts to ranks; default contiguous")
+    placement: Many[PlacedEntry] = Field((), description="experts to ranks; default contiguous")
     seed: Many[Seed] = Field((), description="seed of tokens, weights and routing; default 0")
 
 

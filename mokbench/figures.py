@@ -22,6 +22,10 @@ Link = Literal["none", "shm", "tcp", "hbm", "pcie", "nvlink", "mnnvl", "rdma"]
 PhaseName = Literal["stage", "entry", "schedule", "dispatch", "gemm1", "gemm2", "combine", "sum"]
 
 
+# Farther out than anything that one step moves; arithmetic on more overflows.
+_Bytes = Annotated[int, Field(ge=0, le=10**18)]
+
+
 class Figures(BaseModel):
     """Base of all stored objects: unknown names are errors, values are frozen."""
 
@@ -60,13 +64,33 @@ class Quantity(Figures):
     n: int
 
 
+class TrafficSplit(Figures):
+    """Bytes of one step by how far they go; the first three are all bytes, each once.
+
+    Local ones stay on their rank. ``cross_node_bytes`` are those of the same-domain and
+    cross-domain bytes that go between nodes.
+    """
+
+    local_bytes: _Bytes
+    same_domain_bytes: _Bytes
+    cross_domain_bytes: _Bytes
+    cross_node_bytes: _Bytes
+
+
 class Traffic(Figures):
-    """Off-rank bytes of one step by phase, summed over ranks: useful once per (token, rank)."""
+    """Off-rank bytes of one step by phase, summed over ranks: useful once per (token, rank).
+
+    ``useful`` and ``wire`` are dispatch and combine together, with what stays on its rank;
+    ``domains`` are the NVLink domains of the ranks. Null in rows of an older mokbench.
+    """
 
     dispatch_useful_bytes: int
     dispatch_wire_bytes: int
     combine_useful_bytes: int
     combine_wire_bytes: int
+    useful: TrafficSplit | None = None
+    wire: TrafficSplit | None = None
+    domains: int | None = Field(None, ge=1, le=1 << 31)
 
 
 class Failure(Figures):

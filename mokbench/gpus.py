@@ -2,9 +2,11 @@
 
 import contextlib
 import itertools
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping
+from ctypes import byref
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -46,6 +48,10 @@ class Gpus:
     compute_modes: tuple[int, ...] = ()
     # Whether NVLink connects every pair of GPUs; some machines have it between some only.
     all_linked: bool = False
+    # Pairs of NVML indices, the lower one first, that NVLink connects.
+    linked_pairs: tuple[tuple[int, int], ...] = ()
+    # The MNNVL domain of each GPU, null where it is in none.
+    mnnvl_domains: tuple[str | None, ...] = ()
 
     def visible(self, environment: Mapping[str, str] = os.environ) -> int:
         """GPUs that ranks may use: NVML counts all, CUDA_VISIBLE_DEVICES may name fewer."""
@@ -56,6 +62,29 @@ class Gpus:
         """Entries of CUDA_VISIBLE_DEVICES that name a GPU; None where it is not set."""
         listed = environment.get("CUDA_VISIBLE_DEVICES")
         return None if listed is None else _named(listed, self.count)
+
+    def uuid(self, index: int, environment: Mapping[str, str] = os.environ) -> str | None:
+        """UUID of CUDA's device ``index``; None where NVML gave none.
+
+        CUDA counts as NVML does where all GPUs are alike, or with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+        """
+        chosen = self.chosen(environment)
+        if chosen is not None and index >= len(chosen):
+            return None
+        entry = str(index) if chosen is None else chosen[index]
+        if entry.isdecimal():
+            return self.uuids[int(entry)] if int(entry) < len(self.uuids) else None
+        # CUDA takes the beginning of a UUID for the whole.
+        return next((uuid for uuid in self.uuids if uuid.startswith(entry)), entry)
+
+    def linked_to(self, uuid: str | None) -> tuple[str, ...]:
+        """UUIDs of the GPUs that NVLink connects with this one."""
+        pairs = [(self.uuids[a], self.uuids[b]) for a, b in self.linked_pairs]
+        return tuple(b if a == uuid else a for a, b in pairs if uuid in (a, b))
+
+    def mnnvl_domain(self, uuid: str | None) -> str | None:
+        """The multi-node NVLink domain of the GPU with this UUID, or None."""
+        return dict(zip(self.uuids, self.mnnvl_domains, strict=False)).get(uuid or "")
 
     def ranks_per_gpu(self, ranks: int) -> int:
         """How many of ``ranks`` ranks share a GPU here; neighbours do where GPUs are too few."""
@@ -82,6 +111,7 @@ def read_gpus() -> Gpus:
         return Gpus(note=f"no GPU: NVML: {error}")
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        linked_pairs = _linked_pairs(handles)
         names = Counter(_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
         return Gpus(
             count=len(handles),
@@ -92,7 +122,9 @@ def read_gpus() -> Gpus:
             uuids=tuple(_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles),
             compute_capability=_capability(handles),
             compute_modes=_compute_modes(handles),
-            all_linked=_all_linked(handles),
+            all_linked=len(handles) > 1 and len(linked_pairs) == math.comb(len(handles), 2),
+            linked_pairs=linked_pairs,
+            mnnvl_domains=tuple(map(_mnnvl_domain, handles)),
         )
     except pynvml.NVMLError as error:
         return Gpus(note=f"GPUs not readable: NVML: {error}")
@@ -160,15 +192,40 @@ def _topology(handles: list[Any]) -> str | None:
     return f"{up}, pcie {' '.join(_LEVELS.get(level, str(level)) for level in sorted(levels))}"
 
 
-def _all_linked(handles: list[Any]) -> bool:
-    """As NVML says of each pair; where it does not say, every GPU must at least have a link."""
-    if len(handles) < 2 or not all(map(_active_links, handles)):
-        return False
-    pairs = list(itertools.combinations(handles, 2))
+def _linked_pairs(handles: list[Any]) -> tuple[tuple[int, int], ...]:
+    """As NVML says of each pair; where it does not say, every two GPUs that have a link."""
+    linked = [i for i, handle in enumerate(handles) if _active_links(handle)]
+    pairs = tuple(itertools.combinations(linked, 2))
     try:
-        return not any(pynvml.nvmlDeviceGetP2PStatus(a, b, _P2P_NVLINK) for a, b in pairs)
+        return tuple(
+            (a, b)
+            for a, b in pairs
+            if not pynvml.nvmlDeviceGetP2PStatus(handles[a], handles[b], _P2P_NVLINK)
+        )
     except pynvml.NVMLError:
-        return True
+        return pairs
+
+
+def fabric_info(handle: Any) -> Any:
+    """NVML's nvmlGpuFabricInfoV_t of a GPU; raises NVMLError where the driver has none."""
+    info = pynvml.c_nvmlGpuFabricInfoV_t()
+    pynvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
+    return info
+
+
+def _mnnvl_domain(handle: Any) -> str | None:
+    """Cluster and clique of the multi-node NVLink domain that a GPU has joined, or None.
+
+    Hopper with NVSwitch joins a fabric too, but one of its host alone, without a cluster.
+    """
+    try:
+        info = fabric_info(handle)
+    except pynvml.NVMLError:
+        return None
+    joined = info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status == _SUCCESS
+    if not joined or not any(info.clusterUuid):
+        return None
+    return f"{bytes(info.clusterUuid).hex()}-{info.cliqueId}"
 
 
 def _active_links(handle: Any) -> int:
@@ -186,6 +243,7 @@ def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
+_SUCCESS = int(pynvml.NVML_SUCCESS)
 # nvml.h, NVML_P2P_CAPS_INDEX_NVLINK.
 _P2P_NVLINK = 2
 _LEVELS = {

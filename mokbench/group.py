@@ -21,6 +21,7 @@ from mokbench.measure.in_turn import Lane, measure_in_turn, rank_spread_us
 from mokbench.measure.phase_stamps import read_phases
 from mokbench.measure.sm_sweep import sweep_sms
 from mokbench.measure.timing import Step
+from mokbench.row_traffic import pair_facts
 from mokbench.stats import StopRule
 from mokbench.systems import Checked, Phased, Setup, Tuned, options_of, system_class
 from mokbench.workload import Cell, Regime
@@ -82,6 +83,7 @@ class GroupRun:
             "imbalance": asdict(metrics.imbalance(routing, work.model.experts, work.ranks)),
             "expert_counts": metrics.expert_counts(routing, work.model.experts).tolist(),
             "traffic": metrics.traffic_by_protocol(routing, work),
+            "pairs": pair_facts(routing, work),
             "num_tokens": sum(routing.num_tokens),
             "num_ranks": work.ranks,
             "flops": metrics.layer_flops(routing, work),

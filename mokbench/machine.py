@@ -37,6 +37,7 @@ _KEY_FIELDS = (
 )
 # Arithmetic on more, which only a damaged file has, overflows.
 _MOST_BYTES = 1 << 60
+NICS = Path("/sys/class/infiniband")
 
 
 class Machine(BaseModel):
@@ -221,6 +222,11 @@ def container(root: Path = Path("/")) -> str | None:
         if (root / marker).exists():
             return name
     return os.environ.get("container")  # noqa: SIM112 (systemd and podman spell it so)
+
+
+def has_nic(folder: Path = NICS) -> bool:
+    """Whether this node has an InfiniBand or RoCE device."""
+    return folder.is_dir() and any(folder.iterdir())
 
 
 def _sockets() -> int:

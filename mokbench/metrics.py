@@ -52,12 +52,13 @@ def route_matrix(routing: "Routing", experts: int, ranks: int) -> NDArray[np.int
 
 
 def token_matrix(routing: "Routing", experts: int, ranks: int) -> NDArray[np.int64]:
-    """Tokens of source rank (row) with an unmasked expert on rank (column), int64 [ranks, ranks].
+    """Tokens of source rank (row) with an unmasked expert on rank (column), int64.
 
-    A token with several experts on a rank counts once.
+    A token with several experts on a rank counts once. ``ranks`` may be those of the experts or
+    the nodes that hold them.
     """
     local = experts // ranks
-    pairs = np.zeros((ranks, ranks), dtype=np.int64)
+    pairs = np.zeros((len(routing.topk_idx), ranks), dtype=np.int64)
     for source, idx in enumerate(routing.topk_idx):
         visits = np.zeros((idx.shape[0], ranks), dtype=np.bool_)
         token, k = np.nonzero(idx >= 0)

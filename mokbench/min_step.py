@@ -23,6 +23,8 @@ def probe(cell: Cell) -> Cell:
         dtype=cell.workload.dtype,
         routing=RoutingSpec(),
         seed=cell.workload.seed,
+        nodes=cell.workload.nodes,
+        mnnvl=cell.workload.mnnvl,
     )
     name = f"min-step.{cell.system}" + (f"~{cell.variant}" if cell.options else "")
     return Cell(name, cell.fabric, cell.system, cell.options, work, Regime.ISOLATED)

@@ -36,7 +36,7 @@ from mokbench.row_checks import implausible, not_finite
 if TYPE_CHECKING:
     from mokbench.workload import Cell
 
-RECORD_VERSION = 4
+RECORD_VERSION = 5
 _OLDEST_RECORD_VERSION = 1
 METHOD_VERSION = 2  # since 2 nothing runs behind a pass or phase until all ranks ended it
 
@@ -232,7 +232,7 @@ class Record(Figures):
             "routing": work.routing.label,
             "regime": str(cell.regime),
             "graph": cell.graph,
-            "placement": work.placement,
+            "placement": work.placement_label,
             "seed": work.seed,
             "cell_digest": cell_digest(cell),
         }

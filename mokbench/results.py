@@ -32,6 +32,7 @@ from mokbench.record import METHOD_VERSION, RECORD_VERSION, Record, parse_record
 from mokbench.run_glob import READABLE, globbed
 from mokbench.run_meta import RunMeta, RunStatus, read_meta
 from mokbench.sample_file import SAMPLE_TYPES
+from mokbench.topology import Topology
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -146,6 +147,14 @@ class RunFolder:
             lock.release()
             raise
         return run
+
+    def keep_topologies(self, topologies: Iterable[Topology]) -> None:
+        """Store where ranks are, beside what is stored of other numbers of ranks."""
+        self._must_write()
+        known = {found.ranks: found for found in (*self.meta.topologies, *topologies)}
+        if list(known.values()) != self.meta.topologies:
+            self.meta = self.meta.model_copy(update={"topologies": list(known.values())})
+            self._write_meta()
 
     def append(self, record: Record, samples: "pd.DataFrame | None" = None) -> Record:
         """Store one row and its samples, both or neither, and return it as stored.

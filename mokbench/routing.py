@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mokbench import generators, trace
+from mokbench import generators, placement, trace
 from mokbench.errors import ConfigError, UnsupportedError
 from mokbench.routing_spec import PRESETS, RoutingSpec
 
 if TYPE_CHECKING:
     from mokbench.workload import Workload
 
-__all__ = ["PLACEMENTS", "PRESETS", "Routing", "RoutingSpec", "check", "generate", "token_counts"]
-
-PLACEMENTS = ("contiguous", "round_robin")
+__all__ = ["PRESETS", "Routing", "RoutingSpec", "check", "generate", "token_counts"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +66,8 @@ def generate(workload: "Workload") -> Routing:
     Raises UnsupportedError with ``check``'s reason, ConfigError for a bad trace or placement.
     """
     spec, model = workload.routing, workload.model
-    if workload.placement not in PLACEMENTS:
-        raise ConfigError(
-            [f"placement: found {workload.placement!r}; allowed: {', '.join(PLACEMENTS)}"]
-        )
+    if problem := placement.problem(workload.placement, workload.ranks, model.experts):
+        raise ConfigError([f"placement: {problem}"])
     reason = check(
         spec,
         ranks=workload.ranks,
@@ -153,7 +149,8 @@ def _routes(workload: "Workload", total: int) -> tuple[NDArray[np.int32], NDArra
     weights = _normalised(weights, routes >= 0)
     if spec.generator != "hot_rank":
         # hot_rank chooses ranks itself; renaming its experts would cool the hot rank.
-        routes = _place(routes, workload.placement, workload.ranks, model.experts)
+        new_ids = placement.new_ids(workload.placement, workload.ranks, model.experts)
+        routes = np.append(new_ids, np.int32(-1))[routes]
     return routes, weights, sha256
 
 
@@ -181,20 +178,6 @@ def _normalised(weights: NDArray[np.float32], live: NDArray[np.bool_]) -> NDArra
     total[total == 0] = 1.0
     shares: NDArray[np.float32] = (weights / total).astype(np.float32)
     return shares
-
-
-def _place(
-    routes: NDArray[np.int32], placement: str, ranks: int, experts: int
-) -> NDArray[np.int32]:
-    """Rename experts so that rank e // (experts / ranks) is where the placement puts them.
-
-    round_robin puts the router's expert e on rank e % ranks. Systems then need to know one rule.
-    """
-    if placement == "contiguous":
-        return routes
-    e = np.arange(experts, dtype=np.int32)
-    renamed = np.append(e % ranks * (experts // ranks) + e // ranks, -1).astype(np.int32)
-    return renamed[routes]
 
 
 def _stream(workload: "Workload", purpose: str) -> np.random.Generator:

@@ -102,9 +102,29 @@ def _count_problem(record: "Record") -> str | None:
     share = record.hold_expired_share
     if share is not None and not 0 <= share <= 1:
         return f"hold_expired_share is {share}, a share is 0 to 1"
-    for name, moved in record.traffic or ():
-        if problem := _negative(moved):
-            return f"traffic.{name} is {problem}"
+    return _traffic_problem(record)
+
+
+def _traffic_problem(record: "Record") -> str | None:
+    """Bytes by phase that cannot be, or a split that is not the split of them."""
+    traffic = record.traffic
+    if traffic is None:
+        return None
+    for kind in ("useful", "wire"):
+        phases = [f"{phase}_{kind}_bytes" for phase in ("dispatch", "combine")]
+        for name in phases:
+            if problem := _negative(getattr(traffic, name)):
+                return f"traffic.{name} is {problem}"
+        split, total = getattr(traffic, kind), sum(getattr(traffic, name) for name in phases)
+        if split is None:
+            continue
+        crossing = split.same_domain_bytes + split.cross_domain_bytes
+        if crossing != total or split.cross_node_bytes > total:
+            return (
+                f"traffic.{kind} is split into {crossing} bytes between ranks, "
+                f"{split.cross_node_bytes} of them between nodes, and {' + '.join(phases)} is "
+                f"{total}"
+            )
     return None
 
 

@@ -1,7 +1,7 @@
 """From what the ranks measured to the stored row: statistics, derived figures, notes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,9 @@ from mokbench.measure.columns import CLOCK, DURATION, START
 from mokbench.rates import RatePoint
 from mokbench.record import Record
 from mokbench.results import SAMPLE_TYPES
+from mokbench.row_traffic import row_traffic
 from mokbench.systems import System
+from mokbench.topology import Topology
 from mokbench.workload import Cell, Regime
 
 TWIN_NOTE = "host twin: a protocol check, no performance verdict"
@@ -34,6 +36,7 @@ class Surroundings:
     """What a row carries beyond its own measurement."""
 
     link: str
+    topology: Topology
     oversubscribed: bool
     timer_step_us: float | None
     signals: Mapping[int, SignalPoint]  # by number of ranks
@@ -53,7 +56,8 @@ def measured_record(
     """The ok row of ``cell`` and its raw samples; ``context`` goes into the row as it is."""
     blocks: list[np.ndarray] = result["blocks"]
     step = _step_time(blocks)
-    notes, traffic = _fabric_notes(cell, around.link, facts), _traffic(cell, system, facts)
+    notes = _fabric_notes(cell, around.link, facts)
+    traffic = row_traffic(cell, system.traffic, facts, around.topology)
     notes += result.get("notes", []) + result.get("kernel_phases_notes", [])
     if around.min_step_note:
         notes.append(around.min_step_note)
@@ -135,7 +139,7 @@ def _gpu_fields(
         fields["physical_bytes"] = physical["payload_bytes"]
         notes += [physical["note"]] if physical["note"] else []
     elif facts["num_ranks"] > 1:
-        notes.append("physical_bytes: unavailable: ranks that share a GPU have no link to count")
+        notes.append(f"physical_bytes: unavailable: {_why_not_counted(around.topology)}")
     peer = around.rates.peer_bytes_per_s if around.rates else None
     if ranks_per_gpu > 1 and around.link != "hbm":
         # The next rank is on the same GPU for some and behind a link for others: no rate of either.
@@ -155,6 +159,12 @@ def _gpu_fields(
                 moved, spent_us / 1e6, peer, facts["num_ranks"], around.link
             )
     return fields
+
+
+def _why_not_counted(topology: Topology) -> str:
+    if topology.nodes > 1 and not topology.is_mnnvl:
+        return "NVLink's counters see nothing of the network between nodes"
+    return "ranks that share a GPU have no link to count"
 
 
 def checked_fields(facts: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
@@ -200,19 +210,6 @@ def _num_threads(quantity: str, ranks: int) -> int:
     if quantity in ("signal_hop_us", "local_hop_us"):
         return 2
     return ranks if quantity == "signal_entry_us" else 2 * ranks
-
-
-def _traffic(cell: Cell, system: type[System], facts: dict[str, Any]) -> dict[str, int] | None:
-    """Bytes by phase, or None for a system that moves nothing."""
-    if system.traffic is None:
-        return None
-    protocol = "per_rank" if system.traffic == "all" else system.traffic
-    if cell.dispatch_dtype != cell.workload.dtype:
-        protocol += f".{cell.dispatch_dtype}"
-    found = metrics.Traffic(**facts["traffic"][protocol])
-    if system.traffic == "all":
-        found = metrics.traffic_to_all(found, cell.workload, facts["num_tokens"])
-    return {f"{phase}_bytes": count for phase, count in asdict(found).items()}
 
 
 def _bytes(traffic: dict[str, Any], kind: str) -> int:

@@ -11,6 +11,7 @@ from mokbench.errors import ResultsError
 from mokbench.machine import Machine
 from mokbench.record import METHOD_VERSION, Record
 from mokbench.results import RunFolder
+from mokbench.topology import Topology
 from mokbench.workload import Cell
 
 # A run may come from another machine, whose clock is another.
@@ -102,6 +103,22 @@ def refuse_changed_cells(run: RunFolder, cells: Sequence[Cell]) -> None:
         raise ResultsError(
             f"{run.path}: {cell.id} {why}; its rows and new ones cannot be mixed: start a new run"
         )
+
+
+def refuse_moved_ranks(run: RunFolder, topologies: Sequence[Topology]) -> None:
+    """Raise ResultsError where as many ranks as before lie otherwise on nodes, GPUs and domains.
+
+    Host names may be others: a scheduler gives other nodes of one kind.
+    """
+    stored = {found.ranks: found for found in run.meta.topologies}
+    for here in topologies:
+        before = stored.get(here.ranks)
+        if before and (problem := before.differs(here)):
+            raise ResultsError(
+                f"{run.path}: {here.ranks} ranks were elsewhere on nodes, GPUs and NVLink domains "
+                f"when it was started ({problem}); their traffic cannot be compared: start a new "
+                "run, or ask the launcher for the same layout"
+            )
 
 
 def refuse_stale_key(where: object, machine: Machine) -> None:

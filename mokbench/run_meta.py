@@ -13,6 +13,7 @@ from mokbench.figures import Figures, first_problem, once
 from mokbench.machine import Machine
 from mokbench.moment import Moment
 from mokbench.record import METHOD_VERSION, RECORD_VERSION, check_version
+from mokbench.topology import Topology
 
 # failed: measured to its end, with failed rows; aborted: an error ended it half way.
 RunStatus = Literal["running", "done", "failed", "interrupted", "aborted"]
@@ -30,6 +31,8 @@ class RunMeta(Figures):
     # What torchrun or srun told rank 0, whose command line this is; null without a launcher.
     launcher: dict[str, Any] | None = None
     machine: Machine
+    # Where the ranks of each number of ranks were; an older mokbench says none.
+    topologies: list[Topology] = Field(default_factory=list)
     versions: dict[str, str] = Field(default_factory=dict)
     # Of each mokbench that wrote rows, the one that started the run first; an older one says none.
     code: list[CodeVersion] = Field(default_factory=list)

@@ -15,7 +15,7 @@ _KEYS: dict[str, Callable[[Cell], object]] = {
     "tokens_per_rank": lambda cell: cell.workload.tokens_per_rank,
     "dtype": lambda cell: cell.workload.dtype,
     "routing": lambda cell: cell.workload.routing.label,
-    "placement": lambda cell: cell.workload.placement,
+    "placement": lambda cell: cell.workload.placement_label,
     "seed": lambda cell: cell.workload.seed,
     "regime": lambda cell: cell.regime,
     "graph": lambda cell: str(cell.graph).lower(),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from mokbench import cells
+from mokbench import cells, placement
 from mokbench.document import AXES, REQUIRED_AXES, Axes, Document
 from mokbench.problems import Problems, close
 from mokbench.shapes import Shape
@@ -170,6 +170,13 @@ def _check_workloads(document: Document, works: list[Workload], problems: Proble
                 f"{ranks} ranks cannot share the {model.experts} experts of {model.name} evenly; "
                 f"allowed: {', '.join(divisors)}, or - {{model: {model.name}, ranks: {ranks}}} "
                 "under sweep.exclude",
+            )
+    for work in {(w.placement, w.model, w.ranks): w for w in works}.values():
+        if found := placement.problem(work.placement, work.ranks, work.model.experts):
+            problems.add(
+                places["placement", work.placement],
+                f"{found} of {work.model.name}; allowed: to let it move with its ranks and model "
+                "under sweep.zip, or to name the others under sweep.exclude",
             )
     if works and not any(work.tokens_per_rank for work in works):
         loc = places["tokens_per_rank", 0]

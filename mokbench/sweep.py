@@ -12,16 +12,19 @@ from mokbench.blame import collective_bound_s
 from mokbench.config import Suite
 from mokbench.errors import MokbenchError, UnsupportedError
 from mokbench.figures import Failure, Quantity, SignalPoint
+from mokbench.gpus import Gpus
 from mokbench.launch import GroupError, WorkerPool
 from mokbench.machine import usable_cores
 from mokbench.measure.columns import DURATION
 from mokbench.progress import Progress
 from mokbench.rates import RatePoint
+from mokbench.reach import maps_peers
 from mokbench.record import Record
 from mokbench.results import RunFolder
 from mokbench.rows import Surroundings, checked_fields, measured_record, signal_points
 from mokbench.stats import quantity
 from mokbench.systems import system_class
+from mokbench.topology import Topology, one_machine
 from mokbench.workload import Cell
 
 _MIN_STEP_TIME_S = 0.5
@@ -37,7 +40,7 @@ class Sweep:
     """One run of a suite's cells into a folder.
 
     ``max_ranks`` is the number of ranks a launcher gave, or None when this command starts them.
-    ``link`` says what lies between a number of ranks.
+    ``link`` says what lies between a number of ranks, ``topology`` where they are.
     """
 
     suite: Suite
@@ -47,6 +50,7 @@ class Sweep:
     max_ranks: int | None = None
     fabric: str = "host"
     link: Callable[[int], str] = lambda ranks: "shm"
+    topology: Callable[[int], Topology] = field(default_factory=lambda: one_machine("host", Gpus()))
     _rates: dict[int, RatePoint] = field(default_factory=dict)
     _signals: dict[int, SignalPoint] = field(default_factory=dict)
     _min_steps: dict[tuple[Any, ...], Quantity | str] = field(default_factory=dict)
@@ -105,7 +109,10 @@ class Sweep:
         if self.fabric == "cuda" and pool.ranks not in self._rates:
             self._measure_rates(pool)
         if self.suite.measure.signals and pool.ranks not in self._signals:
-            self._measure_signals(pool)
+            if maps_peers(cells[0].workload):
+                self._measure_signals(pool)
+            else:
+                self.progress.say("no signaling: these ranks do not reach one another's memory")
         for _, group in itertools.groupby(cells, key=lambda cell: cell.workload):
             members = list(group)
             self._measure_min_steps(pool, members)
@@ -225,6 +232,7 @@ class Sweep:
         link = system.host_link if on_host else self.link(ranks)
         return Surroundings(
             link="none" if ranks == 1 else link,
+            topology=self.topology(ranks),
             oversubscribed=on_host and ranks * system.num_threads(cell) > usable_cores(),
             timer_step_us=self._timer_step_us(ranks),
             signals=self._signals,

@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-from mokbench.routing import RoutingSpec
+from mokbench.placement import ExplicitPlacement, Placement
+from mokbench.placement import label as placement_label
+from mokbench.routing_spec import RoutingSpec
 
 Scalar = str | int | float | bool
 
@@ -45,16 +47,26 @@ class Model:
 
 @dataclass(frozen=True)
 class Workload:
-    """One layer pass: the same tokens, routing and weights for every system that is compared."""
+    """One layer pass: the same tokens, routing and weights for every system that is compared.
+
+    ``mnnvl``: one NVLink domain joins the ranks of several nodes, so that they reach one another's
+    memory. Both it and ``nodes`` are what the run found (mokbench/topology.py), no axis.
+    """
 
     model: Model
     ranks: int
     tokens_per_rank: int
     dtype: Dtype
     routing: RoutingSpec
-    placement: str = "contiguous"
+    placement: Placement = "contiguous"
     seed: int = 0
     nodes: int = 1
+    mnnvl: bool = False
+
+    @property
+    def placement_label(self) -> str:
+        """What ids, rows and reports call the placement."""
+        return placement_label(self.placement)
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,8 @@ class Cell:
         """JSON-ready form; ``from_dict`` gives an equal cell back."""
         data = asdict(self)
         data["workload"]["routing"] = self.workload.routing.model_dump(mode="json")
+        if isinstance(self.workload.placement, ExplicitPlacement):
+            data["workload"]["placement"] = self.workload.placement.model_dump(mode="json")
         return data
 
     @classmethod
@@ -95,6 +109,8 @@ class Cell:
         work["model"] = Model(**work["model"])
         work["dtype"] = Dtype(work["dtype"])
         work["routing"] = RoutingSpec.model_validate(work["routing"])
+        if isinstance(work["placement"], dict):
+            work["placement"] = ExplicitPlacement.model_validate(work["placement"])
         rest = {k: v for k, v in data.items() if k not in ("workload", "options", "regime")}
         options = tuple((str(k), v) for k, v in data["options"])
         return cls(

@@ -27,6 +27,7 @@ from mokbench.systems import (
 from mokbench.systems.cuda_deepep import Deepep, buffer_bytes
 from mokbench.systems.cuda_deepep_legacy import compact_rows, spread_rows
 from mokbench.systems.options import DeepepOptions
+from mokbench.topology import RankPlace, Topology
 from mokbench.workload import Cell, Dtype, Model, Regime, Workload
 
 MODEL = Model("m", hidden=256, intermediate=128, experts=4, top_k=2)
@@ -64,8 +65,13 @@ class FakeFabric:
     device = torch.device("cpu")
     nccl_group = "the NCCL group"
 
-    def __init__(self, problem=None, advice=None):
+    def __init__(self, problem=None, advice=None, nodes=(0, 0)):
         self._others = {type(None): problem, int: advice}
+        places = [
+            RankPlace(node=str(node), host="h", gpu=f"GPU-{i}") for i, node in enumerate(nodes)
+        ]
+        self.topology = Topology.from_ranks(places)
+        self.maps_peers = self.topology.nodes == 1
 
     problems = RankGroup.problems
 
@@ -213,6 +219,23 @@ def test_gin_is_off_within_a_node_unless_the_user_says_otherwise(machine):
     machine.setenv("EP_DISABLE_GIN", "0")
     prepared(machine, Recorder())
     assert os.environ["EP_DISABLE_GIN"] == "0"
+
+
+def test_over_several_nodes_the_nics_are_used_and_a_token_crosses_once_to_a_node(machine):
+    recorder = Recorder()
+    prepared(machine, recorder, fabric=FakeFabric(nodes=(0, 1)))
+    assert "EP_DISABLE_GIN" not in os.environ
+    assert recorder.named("ElasticBuffer")[0]["allow_hybrid_mode"] is True
+    within = Recorder()
+    prepared(machine, within)
+    assert within.named("ElasticBuffer")[0]["allow_hybrid_mode"] is False
+
+
+def test_ranks_that_do_not_stand_node_by_node_are_refused(machine):
+    recorder = Recorder()
+    with pytest.raises(UnsupportedError, match=r"node by node.* on nodes \[0, 1, 0, 1\]"):
+        prepared(machine, recorder, fabric=FakeFabric(nodes=(0, 1, 0, 1)))
+    assert recorder.calls == []
 
 
 def test_two_mapped_nccl_are_refused_with_both_names(machine):

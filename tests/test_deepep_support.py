@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mokbench import deep_ep_package
+from mokbench import deep_ep_package, reach
 from mokbench.deep_ep_package import DeepEpPackage, read
 from mokbench.fabric.nccl import mapped_libraries, split_version
 from mokbench.routing import RoutingSpec
@@ -22,6 +22,7 @@ def machine(monkeypatch, tmp_path):
     """One GPU, deep_ep 2.1.0, NCCL 2.30.4, a toolkit and no NIC."""
     monkeypatch.setattr(support, "visible_gpus", lambda: 1)
     monkeypatch.setattr(gpu_support, "visible_gpus", lambda: 1)
+    monkeypatch.setattr(reach, "visible_gpus", lambda: 1)
     monkeypatch.setattr(deep_ep_package, "find", lambda: BOTH)
     monkeypatch.setattr(support, "nccl_version", lambda: (2, 30, 4))
     monkeypatch.setattr(support, "_NICS", tmp_path / "infiniband")
@@ -58,7 +59,9 @@ def test_a_machine_with_everything_runs_it(machine):
     [
         (cell(ranks=1), "use 2 or more, or local"),
         (cell(dtype=Dtype.FP32), "not fp32; set dtype: bf16"),
-        (cell(nodes=2), "use one node"),
+        (cell(nodes=2), "names no InfiniBand or RoCE device; use one node, or alltoall"),
+        (cell(nodes=2, api="normal"), "use one node, or api: elastic over several"),
+        (cell(ranks=4, nodes=2), "2 ranks a node are more than the 1 GPUs here"),
         (cell(block_m=32), "leave it out, gemm_tile_rows"),
         (cell(gemm="torch", gemm_stages=3), "gemm_stages"),
         (cell(graph=True, cpu_sync=True), "cpu_sync waits on the CPU"),

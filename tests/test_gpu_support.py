@@ -2,7 +2,7 @@
 
 import pytest
 
-from mokbench import gpus
+from mokbench import gpus, reach
 from mokbench.errors import UnsupportedError
 from mokbench.fabric import nccl
 from mokbench.routing import RoutingSpec
@@ -22,7 +22,8 @@ def cell(system, *, ranks=1, model=MODEL, dtype=Dtype.BF16, nodes=1, options=(),
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     """Two GPUs, a compiler, NCCL 2.28."""
-    monkeypatch.setattr(gpu_support, "visible_gpus", lambda: 2)
+    for module in (gpu_support, reach):
+        monkeypatch.setattr(module, "visible_gpus", lambda: 2)
     monkeypatch.setattr(gpu_support, "compile_reason", lambda: None)
     monkeypatch.setattr("mokbench.systems.cuda_alltoall.nccl_version", lambda: (2, 28))
     return monkeypatch
@@ -49,7 +50,10 @@ def test_fitting_cells_are_supported():
         (cell("local", options=(("gemm_stages", 4),)), "leave them out"),
         (cell("alltoall", ranks=2, graph=True), "graph: false"),
         (cell("alltoall", ranks=4), "NCCL 2.30 or newer and this is 2.28"),
-        (cell("alltoall", ranks=12, nodes=2), "one GPU per rank"),
+        (
+            cell("alltoall", ranks=12, nodes=2),
+            "every rank needs a GPU of its own, and 6 ranks a node are more than the 2",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -14,12 +14,14 @@ from mokbench.config import MeasureOptions
 from mokbench.errors import MokbenchError
 from mokbench.fabric.host import HostFabric
 from mokbench.figures import SHARED_GPU, SHARED_GPUS
+from mokbench.gpus import Gpus
 from mokbench.group import GroupRun
 from mokbench.layer import Layer
 from mokbench.rates import RatePoint
 from mokbench.report import wording
 from mokbench.routing_spec import RoutingSpec
 from mokbench.systems import system_class
+from mokbench.topology import one_machine
 from mokbench.workload import Cell, Dtype, Model, Regime, Workload
 
 WORK = Workload(Model("tiny", 64, 64, 8, 2), 1, 16, Dtype.BF16, RoutingSpec())
@@ -165,6 +167,7 @@ def row(link, ranks_per_gpu, num_ranks=4, **fields):
                 "combine_wire": 100,
             }
         },
+        "pairs": {"per_rank": np.zeros((num_ranks, num_ranks), dtype=np.int64)},
         "flops": 8e9,
         "num_ranks": num_ranks,
         "num_tokens": 64,
@@ -204,7 +207,9 @@ def row(link, ranks_per_gpu, num_ranks=4, **fields):
         skew_self_test_us=200.0,
         overlap_ms=None,
     )
-    around = rows.Surroundings(link, False, 0.5, {}, None, point)
+    around = rows.Surroundings(
+        link, one_machine("host", Gpus())(num_ranks), False, 0.5, {}, None, point
+    )
     return rows.measured_record(measured, system_class("push"), facts, result, around)
 
 

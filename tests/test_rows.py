@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from mokbench.gpus import Gpus
+from mokbench.record import parse_record
 from mokbench.routing import RoutingSpec
 from mokbench.rows import MEMORY_NOTE, Surroundings, measured_record
+from mokbench.topology import one_machine
 from mokbench.workload import Cell, Dtype, Model, Regime, Workload
 
 WORK = Workload(
@@ -25,9 +28,15 @@ FACTS = {
         "per_route": USEFUL | {"dispatch_wire": 2560, "combine_wire": 2560},
         "per_rank": USEFUL | {"dispatch_wire": 1280, "combine_wire": 1280},
     },
+    # All to the next rank, and some to the own.
+    "pairs": {
+        "per_route": np.roll(np.diag([5] * 4), 1, axis=1) + np.eye(4, dtype=np.int64),
+        "per_rank": np.roll(np.diag([3, 3, 2, 2]), 1, axis=1) + np.eye(4, dtype=np.int64),
+        "tokens": [5] * 4,
+    },
     "num_tokens": 20,
 }
-AROUND = Surroundings("tcp", False, 0.001, {}, None)
+AROUND = Surroundings("tcp", one_machine("host", Gpus())(4), False, 0.001, {}, None)
 
 
 def stored(moved):
@@ -60,6 +69,10 @@ def stored(moved):
 def test_wire_bytes_follow_what_the_system_moves(moved, useful, wire):
     record = stored(moved)
     assert (record.useful_bytes, record.wire_bytes) == (useful, wire)
+    if moved is not None:
+        assert record.traffic.useful.same_domain_bytes == useful
+        assert record.traffic.wire.same_domain_bytes == wire
+    assert parse_record("f:1", record.to_json().encode()) == record
 
 
 def test_memory_of_a_process_that_other_rows_shaped_is_not_a_rows_own():

@@ -62,7 +62,7 @@ def test_the_link_of_a_row_is_what_its_system_names(monkeypatch):
 def test_every_system_declares_what_the_sweep_reads(name):
     system = system_class(name)
     assert system.name == name
-    assert system.traffic in ("per_route", "per_rank", "all", None)
+    assert system.traffic in ("per_route", "per_rank", "per_node", "all", None)
     assert system.signal in ("pull", "push", None)
     assert system.host_link in ("shm", "tcp", "none")
 

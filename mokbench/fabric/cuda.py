@@ -18,6 +18,7 @@ from mokbench.errors import UnsupportedError
 from mokbench.fabric.fault import RECORD_BYTES, FaultError, parse
 from mokbench.fabric.group import RankGroup
 from mokbench.gpus import arch_of, ranks_a_gpu
+from mokbench.topology import together
 
 if TYPE_CHECKING:
     from mokbench.fabric.cuda_signal import CudaSignal
@@ -50,7 +51,8 @@ class CudaFabric(RankGroup):
     """One rank's view of the fabric. Every method but ``close`` is collective.
 
     ``num_sms`` is what a kernel of this rank may use: its GPU's SMs over the ranks that share it.
-    ``allocated_bytes`` counts symmetric memory that this rank holds or held.
+    ``allocated_bytes`` counts symmetric memory that this rank holds or held. ``maps_peers``:
+    ranks reach one another's memory; where they do not, ``allocate`` cannot be used.
     """
 
     name: ClassVar[str] = "cuda"
@@ -60,17 +62,23 @@ class CudaFabric(RankGroup):
         num_gpus = torch.cuda.device_count()
         if num_gpus == 0:
             raise UnsupportedError("fabric: cuda needs a GPU; torch sees none here")
-        self.ranks_per_gpu = ranks_a_gpu(ranks, num_gpus)
+        self.topology = together("cuda", rank, self.gather)
+        self.maps_peers = self.topology.nodes == 1 or self.topology.is_mnnvl
+        local_rank, local_ranks = self.topology.local(rank)
+        self.ranks_per_gpu = ranks_a_gpu(local_ranks, num_gpus)
         self.allocated_bytes = 0
         self._signal: CudaSignal | None = None
-        self.device = torch.device("cuda", rank // self.ranks_per_gpu)
+        self.device = torch.device("cuda", local_rank // self.ranks_per_gpu)
         torch.cuda.set_device(self.device)
         properties = torch.cuda.get_device_properties(self.device)
         self.num_sms = properties.multi_processor_count // self.ranks_per_gpu
         self.arch = arch_of((properties.major, properties.minor))
 
     def allocate(self, num_bytes: int) -> SymmetricBuffer:
-        """Zeroed memory of ``num_bytes`` that all ranks can reach."""
+        """Zeroed memory of ``num_bytes`` that all ranks can reach.
+
+        Between nodes of an MNNVL domain torch passes fabric handles, within a node descriptors.
+        """
         own = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=self.device)
         group = dist.group.WORLD
         assert group is not None
@@ -83,6 +91,11 @@ class CudaFabric(RankGroup):
         torch.cuda.synchronize()
         self.barrier()
         return SymmetricBuffer(own, pointers, handle)
+
+    def allocate_alone(self, num_bytes: int) -> SymmetricBuffer:
+        """Zeroed memory of this rank that no other reaches; not collective."""
+        own = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+        return SymmetricBuffer(own, (own.data_ptr(),), None)
 
     @cached_property
     def nccl_group(self) -> "dist.ProcessGroup":

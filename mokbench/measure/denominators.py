@@ -54,7 +54,8 @@ class DeviceRates:
     """Bytes/s of one rank while all ranks do the same, and the self-test's reading.
 
     ``copy_bytes_per_s`` counts bytes read plus bytes written. ``peer_bytes_per_s`` is a plain copy
-    from the next rank's memory, bytes counted once; None for one rank.
+    from the next rank's memory, bytes counted once; None for one rank, and where ranks do not reach
+    one another's memory.
     """
 
     copy_bytes_per_s: float
@@ -79,7 +80,7 @@ def device_rates(fabric: CudaFabric, timer: GpuTimer) -> DeviceRates:
     copy_s = _slowest_s(fabric, timer, lambda: target.copy_(source))
     read_s = _slowest_s(fabric, timer, source.sum)
     peer = None
-    if fabric.ranks > 1:
+    if fabric.ranks > 1 and fabric.maps_peers:
         buffer = fabric.allocate(_PEER_BYTES)
         remote, local = buffer.of((fabric.rank + 1) % fabric.ranks), torch.empty_like(buffer.own)
         peer = _PEER_BYTES / _slowest_s(fabric, timer, lambda: local.copy_(remote))

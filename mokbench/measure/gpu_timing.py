@@ -4,6 +4,9 @@ An isolated pass: the L2 is flushed, a kernel holds the stream until the CPU has
 pass and all ranks are there, and two events enclose the pass; then all ranks meet again, before
 anything else runs. The SMs' clocks are read just outside the events. A device that is behind the
 CPU is not held at all, so it does not cool down.
+
+Where ranks do not reach one another's memory, they are there when an NCCL all-reduce is over, which
+they leave farther apart than by a flag's travel.
 """
 
 import ctypes
@@ -13,6 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mokbench import jit
@@ -69,18 +73,22 @@ class GpuTimer:
         properties = torch.cuda.get_device_properties(fabric.device)
         self._num_sms = properties.multi_processor_count
         self._most_mhz = _most_mhz(fabric.device)
-        self._buffer = fabric.allocate(_SEGMENT_BYTES)
+        # Alone, each rank waits for its own release, and an all-reduce then for the others.
+        alone = not fabric.maps_peers
+        make = fabric.allocate_alone if alone else fabric.allocate
+        self._buffer = make(_SEGMENT_BYTES)
+        self._meeting = (fabric.nccl_group, torch.zeros(1, device=fabric.device)) if alone else None
         self._value = 0
         self._go = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._go_word = self._go.numpy()
         self._align_args = AlignArgs(
             segments=(ctypes.c_uint64 * MAX_RANKS)(*self._buffer.pointers),
-            rank=fabric.rank,
+            rank=0 if alone else fabric.rank,
             go=self._go.data_ptr(),
             hold_ns=int(_HOLD_S * 1e9),
             wait_bound_ns=int(fabric.wait_bound_s * 1e9),
         )
-        expression = f"mokbench::align_ranks<{fabric.ranks}>"
+        expression = f"mokbench::align_ranks<{1 if alone else fabric.ranks}>"
         self._align_kernel = DeviceKernel(jit.build(_SOURCE, expression, fabric.arch))
         self._stamp_kernel = DeviceKernel(jit.build(_SOURCE, "mokbench::stamp_clocks", fabric.arch))
         self.flush_bytes = _FLUSH_FACTOR * properties.L2_cache_size
@@ -174,14 +182,17 @@ class GpuTimer:
     def align(self, expired: int = 0) -> None:
         """Queue a kernel that waits for ``release``, 5 ms at most, and then for all ranks.
 
-        Ranks leave it a flag's travel apart. ``expired`` is the address of an int32 that becomes 1
-        if the 5 ms were over first.
+        Ranks leave it a flag's travel apart, or as an all-reduce ends on them. ``expired`` is the
+        address of an int32 that becomes 1 if the 5 ms were over first.
         """
         self._value += 1
         # A launch copies its arguments, so one struct serves all of them.
         self._align_args.value = self._value % 2**32
         self._align_args.expired = expired
         self._align_kernel.launch(1, _ALIGN_THREADS, [self._align_args], _stream())
+        if self._meeting is not None:
+            group, flag = self._meeting
+            dist.all_reduce(flag, group=group)
 
     def release(self) -> None:
         """Let this rank's last ``align`` go: what it holds back is queued."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mokbench.record import Record
-from mokbench.report import units, wording
+from mokbench.report import places, units, wording
 from mokbench.report.rows import Row, Rows
 
 # Characters of a cell from which on a column may wrap.
@@ -81,6 +81,16 @@ def _step(record: Record) -> Cell:
     return Cell(units.step(time), None if time is None else time.median)
 
 
+def _nodes(record: Record) -> Cell:
+    """Nothing for one node, which leaves the column out where there is no other."""
+    return _number(record.nodes if record.nodes > 1 else None, _whole)
+
+
+def _placement(record: Record) -> str:
+    """Nothing for the default, which leaves the column out where there is no other."""
+    return "" if record.placement == "contiguous" else record.placement
+
+
 def _words(text: str) -> Cell:
     return Cell(text)
 
@@ -95,8 +105,10 @@ COLUMNS: tuple[tuple[Heading, Callable[[Row], Cell]], ...] = (
     (Heading("model", False, True), lambda row: _words(row.record.model)),
     (Heading("system", False, True), lambda row: _words(row.record.name)),
     (Heading("ranks", True, True), lambda row: _number(row.record.ranks, _whole)),
+    (Heading("nodes", True, True), lambda row: _nodes(row.record)),
     (Heading("tokens", True, True), lambda row: _number(row.record.tokens_per_rank, _whole)),
     (Heading("routing", False, True), lambda row: _words(row.record.routing)),
+    (Heading("placement", False, True), lambda row: _words(_placement(row.record))),
     (Heading("dtype", False, True), lambda row: _words(row.record.dtype)),
     (Heading("regime", False, True), lambda row: _words(wording.regime(row.record))),
     (Heading("run", False, True), lambda row: _words(row.run)),
@@ -107,6 +119,12 @@ COLUMNS: tuple[tuple[Heading, Callable[[Row], Cell]], ...] = (
     (Heading("of roofline"), lambda row: _number(row.record.roofline_ratio, units.quotient)),
     (Heading("link use"), lambda row: _number(row.record.link_utilization, units.quotient)),
     (Heading("wire"), lambda row: _number(row.record.wire_bytes, units.size)),
+    (Heading(places.SAME_DOMAIN), lambda row: _number(places.same_domain(row.record), units.size)),
+    (
+        Heading(places.CROSS_DOMAIN),
+        lambda row: _number(places.cross_domain(row.record), units.size),
+    ),
+    (Heading(places.CROSS_NODE), lambda row: _number(places.cross_node(row.record), units.size)),
     (Heading("redundancy"), lambda row: _number(row.record.redundancy, units.quotient)),
     (Heading("dispatch us"), lambda row: _number(row.record.dispatch_us)),
     (Heading("combine us"), lambda row: _number(row.record.combine_us)),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from mokbench.report import against_deepep, units, wording
+from mokbench.report import against_deepep, places, units, wording
 from mokbench.report.against_deepep import deepep_tables
 from mokbench.report.phases import phase_tables
 from mokbench.report.rows import Rows
@@ -108,6 +108,7 @@ def _legend(tables: Sequence[Table], slowdowns: Sequence[Table]) -> list[str]:
         lines.append(wording.LEGEND_SEPARATE)
     if "redundancy" in titles:
         lines.append(wording.LEGEND_BYTES)
+    lines += places.legends(titles)
     return lines + [wording.LEGEND_SLOWDOWN] * bool(slowdowns)
 
 

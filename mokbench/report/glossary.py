@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from mokbench.clocks import CLOCK_FLOOR
-from mokbench.report import wording
+from mokbench.report import places, wording
 
 # By the title of the column. A page explains those that it shows.
 COLUMNS = {
@@ -21,6 +21,7 @@ COLUMNS = {
     "ranks": "Processes that share the experts, one a GPU unless the row is marked.",
     "tokens": "Tokens per rank and pass.",
     "routing": "How tokens choose their experts: a generator or a recorded trace.",
+    "placement": "Which rank holds which expert, where that is not contiguous.",
     "regime": "isolated: ranks aligned, one pass. steady: passes back to back, only their period. "
     "Two quantities, never compared. graph: replayed from a CUDA graph.",
     "mark": "twin: the protocol on CPUs, no performance. shared GPU: ranks share one GPU; ratios "
@@ -32,6 +33,11 @@ COLUMNS = {
     "link use": "Useful bytes a second over the peer-copy rate measured in the same run: each "
     "(token, rank) pair counts once, so moving more does not look like a win.",
     "wire": "Bytes of hidden vectors that one step moves between ranks, summed over ranks.",
+    "nodes": "Machines that the ranks are on, where these are several.",
+    places.SAME_DOMAIN: "Wire bytes between ranks of one NVLink domain (on the host fabric: of one "
+    "node), where ranks are in several.",
+    places.CROSS_DOMAIN: "Wire bytes between ranks of two NVLink domains.",
+    places.CROSS_NODE: "Wire bytes between ranks on two nodes, over NVLink or a network.",
     "redundancy": "Wire bytes over useful bytes; 1 is least.",
     "dispatch us": "Sending tokens to their experts alone, from an aligned start, slowest rank. In "
     "a step it may overlap with the rest.",

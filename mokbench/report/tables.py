@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mokbench.record import Record
-from mokbench.report import clock_words, cpu_bound, units, wording
+from mokbench.report import clock_words, cpu_bound, places, units, wording
 from mokbench.report.comparison import (
     HOST_SYSTEMS,
     Comparison,
@@ -68,6 +68,9 @@ _FIGURES: tuple[tuple[Column, Callable[[Record], str]], ...] = (
     (Column("of roofline", expendable=6), lambda r: units.quotient(r.roofline_ratio)),
     (Column("link use", expendable=4), lambda r: units.quotient(r.link_utilization)),
     (Column("wire", expendable=5), lambda r: units.size(r.wire_bytes)),
+    (Column(places.SAME_DOMAIN, expendable=9), lambda r: units.size(places.same_domain(r))),
+    (Column(places.CROSS_DOMAIN, expendable=5), lambda r: units.size(places.cross_domain(r))),
+    (Column(places.CROSS_NODE, expendable=2), lambda r: units.size(places.cross_node(r))),
     (Column("redundancy", expendable=2), lambda r: units.quotient(r.redundancy)),
     (Column("ready us", expendable=6), lambda r: units.number(r.signal_ready_us)),
     (Column("dispatch us", expendable=10), lambda r: units.number(r.dispatch_us)),

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from mokbench.figures import SHARED_GPU, SHARED_GPUS
 from mokbench.machine import Machine
 from mokbench.record import Record
-from mokbench.report import clock_words, units
+from mokbench.report import clock_words, places, units
 from mokbench.report.comparison import Comparison
 from mokbench.report.rows import Row, Rows, Workload
 from mokbench.run_meta import RunMeta
@@ -208,7 +208,7 @@ def machine(found: Machine) -> str:
 
 
 def runs(rows: Rows) -> list[str]:
-    """One line per run: its config, when it was made, how it ended, how many rows of each kind."""
+    """One line per run: its config, when, how it ended, rows of each kind; and where ranks were."""
     lines = []
     for name, meta in rows.runs:
         own = [row for row in rows.rows if row.run == name]
@@ -217,7 +217,7 @@ def runs(rows: Rows) -> list[str]:
             for status in ("ok", "unsupported", "failed")
         )
         about = f"config {meta.name}, {meta.created}, {meta.status}, {code(meta)}"
-        lines.append(f"{name}: {about}; rows: {tally}")
+        lines += [f"{name}: {about}; rows: {tally}", *places.lines(name, meta)]
     return lines
 
 

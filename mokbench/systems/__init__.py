@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast, runtim
 
 from mokbench import twin
 from mokbench.errors import UnsupportedError
+from mokbench.reach import reach_reason
 from mokbench.systems.options import SYSTEM_OPTIONS, SystemOptions
 from mokbench.workload import Cell, Workload
 
@@ -67,9 +68,11 @@ class System(Protocol):
 
     ``deterministic`` systems must give the same bits twice. ``traffic`` says how often a token
     crosses the link: "per_route" once per (token, expert), "per_rank" once per (token, rank) that
-    it has an expert on, "all" once per other rank, wanted there or not, None never. ``signal`` is
-    the protocol whose signaling figures its rows carry. ``host_link`` is what it moves tokens over
-    on the host fabric: "shm" (peers' memory), "tcp" (the ranks' gloo group) or "none".
+    it has an expert on, "per_node" once per other node, whose rank of the same place passes it on
+    to each rank there that has an expert ("per_rank" within a node or an MNNVL domain), "all" once
+    per other rank, wanted there or not, None never. ``signal`` is the protocol whose signaling
+    figures its rows carry. ``host_link`` is what it moves tokens over on the host fabric: "shm"
+    (peers' memory), "tcp" (the ranks' gloo group) or "none".
     """
 
     name: ClassVar[str]
@@ -213,9 +216,7 @@ def host_only(cell: Cell, what: str) -> str | None:
 
 def twin_only(cell: Cell, what: str) -> str | None:
     """The reason for a cell of a system that is the host twin: one node, and the twin built."""
-    if cell.workload.nodes > 1:
-        return f"{what} reaches its peers' memory and needs all ranks on one node"
-    reason = host_only(cell, what)
+    reason = host_only(cell, what) or reach_reason(cell, "memory", what)
     if reason is None:
         try:
             twin.load_twin()

@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from mokbench.errors import UnsupportedError
+from mokbench.reach import reach_reason
 from mokbench.systems import InPhases, Setup, expect_options, options_of
 from mokbench.systems.cuda_local import layer_bytes, require_fast_kernels, tile_reason
 from mokbench.systems.gpu_support import (
@@ -53,9 +54,8 @@ class Alltoall(InPhases):
                 "hold; set graph: false"
             )
         reason = tile_reason(options.block_m) or grouped_mm_reason(cell, options.compile)
+        reason = reason or reach_reason(cell, "collectives", "alltoall")
         if reason is None and ranks_per_gpu(cell) > 1:
-            if cell.workload.nodes > 1:
-                return "alltoall over several nodes needs one GPU per rank; use fewer ranks"
             reason = shared_gpu_reason(nccl_version())
         return reason
 

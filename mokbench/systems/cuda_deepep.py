@@ -70,7 +70,7 @@ class Deepep(InPhases):
     name: ClassVar[str] = "deepep"
     # Rows arrive in the order of atomic counters, and split GEMM tiles round by place.
     deterministic: ClassVar[bool] = False
-    traffic: ClassVar[str | None] = "per_rank"
+    traffic: ClassVar[str | None] = "per_node"
     signal: ClassVar[str | None] = None
     takes_int64: ClassVar[bool] = True
 
@@ -207,8 +207,9 @@ def _import(fabric: "CudaFabric", api: str) -> Any:
     """deep_ep, imported on every rank; UnsupportedError alike on all where one cannot."""
     from mokbench.fabric.nccl import mapped_libraries, runtime_version
 
-    # Within a node nothing goes over a NIC, and without one DeepEP would refuse to start.
-    os.environ.setdefault("EP_DISABLE_GIN", "1")
+    if fabric.maps_peers:
+        # Nothing goes over a NIC then, and without one DeepEP would refuse to start.
+        os.environ.setdefault("EP_DISABLE_GIN", "1")
     module, problem = None, None
     if api == "elastic":
         problem = mapped_reason(mapped_libraries()) or nccl_reason(runtime_version())
@@ -225,10 +226,16 @@ def _import(fabric: "CudaFabric", api: str) -> Any:
 
 
 def _exchange(api: str, deep_ep: Any, setup: Setup, options: DeepepOptions) -> Exchange:
+    fabric = setup.fabric
+    if not fabric.maps_peers and not fabric.topology.is_even:
+        raise UnsupportedError(
+            "DeepEP numbers ranks node by node, as many on each, and these are on nodes "
+            f"{list(fabric.topology.node_of_rank)}; start them in that order"
+        )
     if api == "elastic":
         from mokbench.systems.cuda_deepep_elastic import ElasticExchange
 
-        return ElasticExchange(deep_ep, setup.fabric.nccl_group, setup, options)
+        return ElasticExchange(deep_ep, fabric.nccl_group, setup, options)
     from mokbench.systems import cuda_deepep_legacy as legacy
 
     made = legacy.NormalExchange if api == "normal" else legacy.LowLatencyExchange

@@ -43,8 +43,8 @@ class ElasticExchange(BufferExchange):
             num_topk=model.top_k,
             use_fp8_dispatch=self._fp8,
             deterministic=options.deterministic,
-            # Within a node rows go straight to their rank.
-            allow_hybrid_mode=False,
+            # Over NVLink rows go straight to their rank; over a network once to each node.
+            allow_hybrid_mode=not setup.fabric.maps_peers,
             explicitly_destroy=True,
         )
         most_rows = setup.workload.ranks * self._capacity

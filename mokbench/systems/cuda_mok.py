@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from mokbench.errors import UnsupportedError
 from mokbench.mok_config import choose_mok, mok_problem
 from mokbench.mok_stamps import mok_phase_times
+from mokbench.reach import reach_reason
 from mokbench.systems import Setup, expect_options, options_of
 from mokbench.systems.options import MokOptions
 from mokbench.workload import Cell, Dtype
@@ -34,12 +35,12 @@ class Mok:
 
     @staticmethod
     def supports(cell: Cell) -> str | None:
-        """BF16 on one node, within what the kernel is written for."""
+        """BF16 where ranks reach one another's memory, within what the kernel is written for."""
         work, options = cell.workload, expect_options(options_of(cell), MokOptions)
         if work.dtype is not Dtype.BF16:
             return f"mok on the cuda fabric is BF16 only so far, found {work.dtype}"
-        if work.nodes > 1:
-            return "mok reaches its peers' memory and needs all ranks on one node"
+        if reason := reach_reason(cell, "memory", "mok"):
+            return reason
         if reason := options.host_options_reason:
             return reason
         if problem := mok_problem(work.model, work.ranks, work.tokens_per_rank):

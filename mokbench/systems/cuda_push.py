@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from mokbench.reach import reach_reason
 from mokbench.systems import InPhases, Setup, expect_options, options_of
 from mokbench.systems.gemm_choice import choose, expert_gemm_bytes, gemm_reason
 from mokbench.systems.gpu_support import require_share
@@ -103,14 +104,14 @@ class Push(InPhases):
 
     @staticmethod
     def supports(cell: Cell) -> str | None:
-        """BF16 on one node, within what the kernels are written for."""
+        """BF16 where ranks reach one another's memory, within what the kernels are written for."""
         work, options = cell.workload, expect_options(options_of(cell), PushOptions)
         if work.dtype is not Dtype.BF16:
             return (
                 f"push on the cuda fabric is BF16 only so far, found {work.dtype}; set dtype: bf16"
             )
-        if work.nodes > 1:
-            return "push reaches its peers' memory and needs all ranks on one node"
+        if reason := reach_reason(cell, "memory", "push"):
+            return reason
         if options.block_m != PushOptions().block_m:
             return (
                 "block_m is a tile of the host's GEMMs; leave block_m out on the cuda fabric and "

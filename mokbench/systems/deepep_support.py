@@ -9,9 +9,10 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from mokbench import deep_ep_package
+from mokbench import deep_ep_package, machine
 from mokbench.deep_ep_package import DeepEpPackage
 from mokbench.gpus import visible_gpus
+from mokbench.reach import maps_peers, reach_reason
 from mokbench.systems.gemm_choice import gemm_reason
 from mokbench.systems.gpu_support import grouped_mm_reason, nccl_version
 from mokbench.systems.options import DeepepOptions
@@ -21,7 +22,7 @@ INSTALL = "install it as github.com/deepseek-ai/DeepEP says, or leave deepep out
 # Its symmetric windows on several ranks of one GPU, and its device communicators.
 LEAST_NCCL = (2, 30, 4)
 FP8_BLOCK = 128  # channels that share a scale, kScaleBlock
-_NICS = Path("/sys/class/infiniband")
+_NICS = machine.NICS
 _HIDDEN_UNIT = 256  # combine's elements
 _MAX_TOP_K, _MAX_EXPERTS, _MAX_LOCAL_EXPERTS = 32, 2048, 256
 _NORMAL_RANKS = (2, 4, 8)
@@ -50,10 +51,11 @@ def cell_reason(cell: Cell, options: DeepepOptions) -> str | None:
     package = deep_ep_package.find()
     api = chosen_api(options, package)
     reason = _workload_reason(cell, options) or _option_reason(cell, options, api)
+    reason = reason or reach_reason(cell, "elastic" if api == "elastic" else "legacy", "deepep")
     reason = reason or _SHAPE_REASONS[api](cell.workload)
     # A plan may be made where there is no GPU: what is installed there says nothing.
     if reason is None and visible_gpus():
-        reason = software_reason(api, package)
+        reason = software_reason(api, package) or _network_reason(cell.workload)
     return reason
 
 
@@ -70,12 +72,21 @@ def software_reason(api: str, package: DeepEpPackage | None) -> str | None:
         )
     if api == "elastic":
         return nccl_reason(nccl_version()) or preload_reason(os.environ) or compiler_reason()
-    if api == "low_latency" and not _has_nic():
+    if api == "low_latency" and not machine.has_nic(_NICS):
         return (
             "DeepEP's low-latency mode needs an InfiniBand NIC with IBGDA even within a node, and "
             f"{_NICS} names none; set api: elastic"
         )
     return None
+
+
+def _network_reason(work: Workload) -> str | None:
+    if maps_peers(work) or machine.has_nic(_NICS):
+        return None
+    return (
+        f"DeepEP goes over RDMA between {work.nodes} nodes, and {_NICS} names no InfiniBand or "
+        "RoCE device; use one node, or alltoall, whose NCCL falls back to sockets"
+    )
 
 
 def nccl_reason(found: tuple[int, ...] | None) -> str | None:
@@ -141,8 +152,6 @@ def _workload_reason(cell: Cell, options: DeepepOptions) -> str | None:
     work = cell.workload
     if work.dtype is not Dtype.BF16:
         return f"deepep moves bf16 (or dispatch_dtype: fp8), not {work.dtype}; set dtype: bf16"
-    if work.nodes > 1:
-        return "mokbench runs DeepEP within one node only so far; use one node"
     if work.ranks == 1:
         return "deepep exchanges tokens among ranks; use 2 or more, or local for one"
     if options.dispatch_dtype == "fp8" and work.model.hidden % FP8_BLOCK:
@@ -232,10 +241,6 @@ _SHAPE_REASONS = {
     "normal": _normal_reason,
     "low_latency": _low_latency_reason,
 }
-
-
-def _has_nic() -> bool:
-    return _NICS.is_dir() and any(_NICS.iterdir())
 
 
 def _dotted(version: tuple[int, ...]) -> str:
