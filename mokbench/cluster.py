@@ -21,6 +21,9 @@ CAPABILITIES = {
     "B300": (10, 3),
     "GB300": (10, 3),
 }
+# GPUs of a rack that NVLink joins over its nodes, https://www.nvidia.com/en-us/data-center/gb200-nvl72
+# and gb300-nvl72 (read 2026-12-03).
+_RACK_GPUS = {"GB200": 72, "GB300": 72}
 
 
 class Matching:
@@ -191,6 +194,10 @@ class Cluster(Section):
     def capability(self) -> tuple[int, int] | None:
         """Compute capability of ``gpu``, None where it is not given."""
         return CAPABILITIES[self.gpu] if self.gpu else None
+
+    def is_one_domain(self, ranks: int) -> bool:
+        """Whether NVLink can join so many ranks of several nodes, if they are of one rack."""
+        return ranks <= _RACK_GPUS.get(self.gpu or "", 0)
 
     @property
     def variables(self) -> dict[str, str]:

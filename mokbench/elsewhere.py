@@ -13,6 +13,8 @@ def refusal_elsewhere(cell: Cell, cluster: Cluster) -> str | None:
 
     What is installed there is not known, and no reason.
     """
-    nodes = -(-cell.workload.ranks // cluster.ranks_per_node)
-    there = replace(cell, workload=replace(cell.workload, nodes=nodes))
+    ranks = cell.workload.ranks
+    nodes = -(-ranks // cluster.ranks_per_node)
+    mnnvl = nodes > 1 and cluster.is_one_domain(ranks)
+    there = replace(cell, workload=replace(cell.workload, nodes=nodes, mnnvl=mnnvl))
     return planned_reason(there, cluster.capability) or refusal(there)

@@ -9,6 +9,7 @@ from launch_stubs import BASE
 
 from mokbench import cells, config
 from mokbench.dry_run import print_plan
+from mokbench.elsewhere import refusal_elsewhere
 from mokbench.gpus import LEAST_CAPABILITY, Gpus, arch_of
 from mokbench.systems.kernel_arch import planned_reason
 from mokbench.workload import Cell
@@ -108,7 +109,7 @@ def test_nodes_count_where_ranks_are_more_than_one_has(
     capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = printed(capsys, monkeypatch, Gpus(note="none"), gpu="H100", ranks_per_node=1)
-    assert "unsupported: mok reaches its peers' memory" in found
+    assert "unsupported: mok works in its peers' memory" in found
 
 
 def test_nvl72_says_that_mok_has_no_path_there() -> None:
@@ -121,3 +122,14 @@ def test_nvl72_says_that_mok_has_no_path_there() -> None:
     refused = {cell.system for cell in found if planned_reason(cell, (10, 0))}
     # The other systems use torch's grouped GEMM there.
     assert refused == {"mok"}
+
+
+@pytest.mark.parametrize(("gpu", "refused"), [("GB200", {"mok"}), ("B200", {"mok", "push"})])
+def test_a_racks_nvlink_reaches_over_nodes(gpu: str, refused: set[str]) -> None:
+    suite = config.load(Path(__file__).parents[1] / "configs" / "nvl72.yaml")
+    assert suite.cluster is not None
+    there = suite.cluster.model_copy(update={"gpu": gpu})
+    assert there.is_one_domain(72) == (gpu == "GB200")
+    assert not there.is_one_domain(73)
+    found = cells.expand(suite, "cuda")
+    assert {cell.system for cell in found if refusal_elsewhere(cell, there)} == refused
