@@ -84,7 +84,9 @@ def _run(request: Request, launcher: Launcher | None, starter: JoinedStarter | N
         for line in neighbours(gpus):
             say(f"note: {line}")
     segments.remove_stale()
-    topologies = [topology(ranks) for ranks in dict.fromkeys(c.workload.ranks for c in cells)]
+    places = map(topology, dict.fromkeys(cell.workload.ranks for cell in cells))
+    # A launcher may have started fewer ranks than some cells ask for.
+    topologies = list({found.ranks: found for found in places}.values())
     folder = _open_folder(request, suite, cells, launcher, topologies)
     token = segments.new_token()
 
