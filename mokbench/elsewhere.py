@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from mokbench.cluster import Cluster
+from mokbench.gpus import elsewhere
 from mokbench.sweep import refusal
 from mokbench.systems.kernel_arch import planned_reason
 from mokbench.workload import Cell
@@ -17,4 +18,5 @@ def refusal_elsewhere(cell: Cell, cluster: Cluster) -> str | None:
     nodes = -(-ranks // cluster.ranks_per_node)
     mnnvl = nodes > 1 and cluster.is_one_domain(ranks)
     there = replace(cell, workload=replace(cell.workload, nodes=nodes, mnnvl=mnnvl))
-    return planned_reason(there, cluster.capability) or refusal(there)
+    with elsewhere():
+        return planned_reason(there, cluster.capability) or refusal(there)

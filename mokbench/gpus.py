@@ -5,7 +5,8 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from ctypes import byref
 from dataclasses import dataclass
 from functools import cache
@@ -133,10 +134,28 @@ def read_gpus() -> Gpus:
             pynvml.nvmlShutdown()
 
 
-@cache
 def visible_gpus() -> int:
-    """GPUs that CUDA would show to a process started from here; asked once."""
+    """GPUs that CUDA would show to a process started from here; asked once. 0 ``elsewhere``."""
+    return 0 if _IS_ELSEWHERE.get() else visible_here()
+
+
+@cache
+def visible_here() -> int:
+    """The same wherever what is decided runs."""
     return read_gpus().visible()
+
+
+_IS_ELSEWHERE = ContextVar("is_elsewhere", default=False)
+
+
+@contextlib.contextmanager
+def elsewhere() -> Iterator[None]:
+    """Decisions within are for other machines: the GPUs of this one are no reason."""
+    token = _IS_ELSEWHERE.set(True)
+    try:
+        yield
+    finally:
+        _IS_ELSEWHERE.reset(token)
 
 
 def _named(listed: str, count: int) -> list[str]:

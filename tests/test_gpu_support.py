@@ -121,4 +121,4 @@ def test_visible_gpus_follow_cuda_visible_devices(monkeypatch, listed, expected)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if listed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
-    assert gpus.visible_gpus.__wrapped__() == expected
+    assert gpus.visible_here.__wrapped__() == expected

@@ -124,8 +124,13 @@ def test_nvl72_says_that_mok_has_no_path_there() -> None:
     assert refused == {"mok"}
 
 
+@pytest.mark.parametrize("here", [0, 1])
 @pytest.mark.parametrize(("gpu", "refused"), [("GB200", {"mok"}), ("B200", {"mok", "push"})])
-def test_a_racks_nvlink_reaches_over_nodes(gpu: str, refused: set[str]) -> None:
+def test_a_racks_nvlink_reaches_over_nodes(
+    gpu: str, refused: set[str], here: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A GPU of the machine that plans is no reason.
+    monkeypatch.setattr("mokbench.gpus.read_gpus", lambda: Gpus(count=here))
     suite = config.load(Path(__file__).parents[1] / "configs" / "nvl72.yaml")
     assert suite.cluster is not None
     there = suite.cluster.model_copy(update={"gpu": gpu})
